@@ -1,0 +1,32 @@
+"""gradaudit: do your federated gradients leak, and does your defense stop it?
+
+Everything public is reachable from here and loaded on first use, so that
+`import gradaudit` (and the command line's `--help`) never waits for jax.
+"""
+
+import importlib
+from typing import Any
+
+from gradaudit._version import __version__
+
+# public name -> module that holds it
+_EXPORTS = {
+    "Dataset": "gradaudit.data",
+    "InputError": "gradaudit.errors",
+    "load_dataset": "gradaudit.data",
+}
+_MODULES = {"data", "errors"}
+
+__all__ = ["__version__", *sorted(_EXPORTS), *sorted(_MODULES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"gradaudit.{name}")
+    raise AttributeError(f"module 'gradaudit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

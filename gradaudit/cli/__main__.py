@@ -1,0 +1,5 @@
+"""`python -m gradaudit.cli`."""
+
+from gradaudit.cli.app import main
+
+main()

@@ -1,0 +1,49 @@
+"""The `gradaudit` program: global options and the table of its commands."""
+
+from typing import Annotated
+
+import typer
+
+from gradaudit._version import __version__
+from gradaudit.cli import data
+from gradaudit.cli.console import silence_backend
+
+app = typer.Typer(
+    name="gradaudit",
+    help=(
+        "Do your federated gradients leak your clients' data, and does your defense "
+        "stop it?"
+    ),
+    epilog="Start with: gradaudit data list",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(data.app, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gradaudit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    silence_backend()
+
+
+def main() -> None:
+    """Runs the program."""
+    app()

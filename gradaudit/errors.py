@@ -1,0 +1,26 @@
+"""Errors in words: what was wrong, what was expected, what to do.
+
+Everything that a user can get wrong raises `InputError`; the command line turns
+it into one line on stderr and exit code 2.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """A value that the caller gave can't be used; the message says why."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises `InputError(message)` unless the condition holds."""
+    if not condition:
+        raise InputError(message)
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """Returns the error for a name that is not in a table, with the nearest one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")
