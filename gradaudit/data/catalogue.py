@@ -81,7 +81,8 @@ def load_dataset(name: str, split: str | None = None) -> Dataset:
     split = entry.default_split if split is None else split
     if split not in entry.splits:
         raise InputError(
-            f"dataset {name!r} has no split {split!r} (it has {', '.join(entry.splits)})"
+            f"dataset {name!r} has no split {split!r} "
+            f"(it has {', '.join(entry.splits)})"
         )
     module, function = entry.loader.split(":")
     dataset: Dataset = getattr(importlib.import_module(module), function)(split)

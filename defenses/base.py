@@ -1,0 +1,61 @@
+"""Transforms and defenses: pure functions at the three named places of a round."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+
+from gradaudit.mechanism import Mechanism
+from gradaudit.types import Key, PyTree
+
+State = Any  # what a transform must remember from one call to the next; () if nothing
+
+
+class Transform(Protocol):
+    """One step of a defense; a frozen dataclass, so that it is hashable.
+
+    The tree has the structure of the parameters with a leading axis of *units*: the
+    examples of a batch at `per_example`, the clients at `update` and `server` (an
+    axis of one where there is one client). Guarantee: structure, shapes and dtypes
+    are kept, and each unit's randomness is independent.
+    """
+
+    def init(self, params: PyTree) -> State:
+        """Returns the state before the first round."""
+
+    def apply(
+        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
+    ) -> tuple[PyTree, State]:
+        """Returns the transformed tree and the next state; `t` is the round."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Defense:
+    """Three tuples of transforms and what they claim.
+
+    `mechanisms` are derived from the transforms' own parameters by the presets'
+    constructors; accounting reads them and nothing else.
+    """
+
+    name: str
+    per_example: tuple[Transform, ...] = ()
+    update: tuple[Transform, ...] = ()
+    server: tuple[Transform, ...] = ()
+    mechanisms: tuple[Mechanism, ...] = ()
+    paper: str = ""
+    summary: str = ""
+
+
+def run(
+    transforms: tuple[Transform, ...],
+    key: Key,
+    tree: PyTree,
+    states: tuple[State, ...],
+    t: jax.Array | int,
+) -> tuple[PyTree, tuple[State, ...]]:
+    """Runs transforms in order, each with its own key; none = the identity."""
+    following = []
+    for index, (transform, state) in enumerate(zip(transforms, states, strict=True)):
+        tree, state = transform.apply(jax.random.fold_in(key, index), tree, state, t)
+        following.append(state)
+    return tree, tuple(following)
