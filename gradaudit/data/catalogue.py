@@ -3,8 +3,10 @@
 import dataclasses
 import enum
 import importlib
+from pathlib import Path
 
 from gradaudit.data.dataset import Dataset
+from gradaudit.data.readers import load_path
 from gradaudit.errors import InputError, unknown_name
 
 
@@ -65,17 +67,77 @@ _EMBEDDED = (
     ),
 )
 
-CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _EMBEDDED}
+_FETCHED = (
+    Entry(
+        "mnist",
+        "handwritten digits, 28x28 grey, 60,000 + 10,000 examples",
+        (28, 28, 1),
+        10,
+        Origin.FETCH,
+        "gradaudit.data.stored:mnist",
+        default_split="test",
+    ),
+    Entry(
+        "fashion-mnist",
+        "articles of clothing, 28x28 grey, 60,000 + 10,000 examples",
+        (28, 28, 1),
+        10,
+        Origin.FETCH,
+        "gradaudit.data.stored:fashion_mnist",
+        default_split="test",
+    ),
+    Entry(
+        "cifar10",
+        "natural colour images, 32x32, 50,000 + 10,000 examples",
+        (32, 32, 3),
+        10,
+        Origin.FETCH,
+        "gradaudit.data.stored:cifar10",
+        default_split="test",
+    ),
+    Entry(
+        "adult",
+        "census income, 105 features, 32,561 + 16,281 rows",
+        (105,),
+        2,
+        Origin.FETCH,
+        "gradaudit.data.stored:adult",
+        default_split="test",
+    ),
+    Entry(
+        "orl-faces",
+        "faces of 40 people, 10 of each, 112x92 grey",
+        (112, 92, 1),
+        40,
+        Origin.FETCH,
+        "gradaudit.data.stored:orl_faces",
+    ),
+    Entry(
+        "orl-faces-small",
+        "the same faces at a quarter of the size, 28x23 grey",
+        (28, 23, 1),
+        40,
+        Origin.FETCH,
+        "gradaudit.data.stored:orl_faces_small",
+    ),
+)
+
+CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _EMBEDDED + _FETCHED}
 
 
 def load_dataset(name: str, split: str | None = None) -> Dataset:
-    """Loads a dataset by its name in the catalogue.
+    """Loads a dataset by its name in the catalogue, or from the user's own files.
 
     Args:
-      name: a name of `gradaudit data list`.
+      name: a name of `gradaudit data list`, or the path of a file or folder that a
+        reader knows. A name wins over a folder that is called the same (`./mnist`).
       split: `train`, `test` or `all`; the entry's default when absent.
     """
     if name not in CATALOGUE:
+        path = Path(name).expanduser()
+        # What has a separator or a suffix is meant as a path, even if it is not there.
+        if path.exists() or path.suffix or len(path.parts) > 1:
+            return load_path(path, split)
         raise unknown_name("dataset", name, CATALOGUE)
     entry = CATALOGUE[name]
     split = entry.default_split if split is None else split

@@ -1,0 +1,107 @@
+"""The data folder: each set is stored once, as verified arrays.
+
+    <data folder>/<set>/manifest.json       where it is from
+    <data folder>/<set>/<split>-inputs.npy  as they stand in the original files
+    <data folder>/<set>/<split>-labels.npy
+
+`GRADAUDIT_DATA` moves the folder. What is read is compared with SHA-256 digests
+that are part of this package, so a changed byte never reaches an experiment.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+
+from gradaudit.data.contents import Array, Contents
+from gradaudit.errors import InputError
+
+Digests = Mapping[str, str]  # "<split>-inputs" or "<split>-labels" to SHA-256
+
+
+def data_folder() -> Path:
+    """Returns the folder of all stored sets."""
+    chosen = os.environ.get("GRADAUDIT_DATA")
+    return Path(chosen or platformdirs.user_data_dir("gradaudit")).expanduser()
+
+
+def is_stored(name: str) -> bool:
+    """Whether a set is in the data folder (`read` says whether it is intact)."""
+    return (data_folder() / name / "manifest.json").is_file()
+
+
+def digest(array: Array) -> str:
+    """Returns the SHA-256 of an array: its type, shape and bytes."""
+    summary = hashlib.sha256(f"{array.dtype.str} {array.shape}\n".encode())
+    summary.update(np.ascontiguousarray(array).data)
+    return summary.hexdigest()
+
+
+def named_arrays(contents: Contents) -> dict[str, Array]:
+    """Returns the arrays under the names that they are stored by."""
+    return {
+        f"{split}-{part}": array
+        for split, arrays in contents.splits.items()
+        for part, array in zip(("inputs", "labels"), arrays, strict=True)
+    }
+
+
+def write(name: str, contents: Contents, manifest: Mapping[str, Any]) -> None:
+    """Stores a set; readers see either all of it or nothing."""
+    with working_folder(name) as folder:
+        for array_name, array in named_arrays(contents).items():
+            np.save(folder / f"{array_name}.npy", array)
+        text = json.dumps({"name": name, **manifest}, indent=2)
+        (folder / "manifest.json").write_text(text + "\n")
+        target = data_folder() / name
+        shutil.rmtree(target, ignore_errors=True)
+        folder.chmod(0o755)
+        folder.rename(target)
+
+
+def read(name: str, digests: Digests, split: str = "all") -> dict[str, Array]:
+    """Returns the verified arrays of one split, or of every split.
+
+    Raises `InputError` when a set is not here or an array is not what was stored.
+    """
+    if not is_stored(name):
+        raise InputError(
+            f"dataset {name!r} is not in {data_folder()}; "
+            f"run `gradaudit data fetch {name}`"
+        )
+    wanted = [n for n in digests if split == "all" or n.startswith(f"{split}-")]
+    return {n: _verified(data_folder() / name / f"{n}.npy", digests[n]) for n in wanted}
+
+
+@contextlib.contextmanager
+def working_folder(name: str) -> Iterator[Path]:
+    """A temporary folder on the same disk as the data folder, so renames are atomic."""
+    data_folder().mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=data_folder()))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _verified(path: Path, expected: str) -> Array:
+    fetch = f"run `gradaudit data fetch {path.parent.name}` to get it again"
+    try:
+        array: Array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise InputError(f"{path}: can't be read ({error}); {fetch}") from None
+    found = digest(array)
+    if found != expected:
+        raise InputError(
+            f"{path}: field 'data' has changed since it was stored (SHA-256 "
+            f"{found[:12]}..., expected {expected[:12]}...); {fetch}"
+        )
+    return array
