@@ -1,0 +1,80 @@
+"""Arithmetic on trees of arrays: norms, clipping, names, flattening.
+
+A "tensor" is one leaf. Functions named `unit_*` work on trees with a leading axis
+of units (examples or clients) and treat each unit apart.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from gradaudit.types import PyTree
+
+
+def names(tree: PyTree) -> tuple[str, ...]:
+    """Returns the path of every tensor, e.g. `conv1/kernel`, in leaf order."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(
+        "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        for path, _ in paths
+    )
+
+
+def size(tree: PyTree) -> int:
+    """Returns the number of coordinates."""
+    return sum(int(leaf.size) for leaf in jax.tree.leaves(tree))
+
+
+def flatten(tree: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
+    """Returns the tree as one vector, and the function that undoes it."""
+    vector, unflatten = ravel_pytree(tree)
+    return vector, unflatten
+
+
+def subtract(left: PyTree, right: PyTree) -> PyTree:
+    """Returns left - right."""
+    return jax.tree.map(jnp.subtract, left, right)
+
+
+def scale(factor: jax.Array | float, tree: PyTree) -> PyTree:
+    """Returns factor * tree."""
+    return jax.tree.map(lambda leaf: factor * leaf, tree)
+
+
+def dot(left: PyTree, right: PyTree) -> jax.Array:
+    """Returns the inner product over all tensors."""
+    products = jax.tree.map(lambda a, b: jnp.sum(a * b), left, right)
+    return jnp.sum(jnp.stack(jax.tree.leaves(products)))
+
+
+def tensor_norms(tree: PyTree) -> PyTree:
+    """Returns the L2 norm of each tensor."""
+    return jax.tree.map(lambda leaf: jnp.sqrt(jnp.sum(jnp.square(leaf))), tree)
+
+
+def global_norm(tree: PyTree) -> jax.Array:
+    """Returns the L2 norm of all tensors together."""
+    return jnp.sqrt(dot(tree, tree))
+
+
+def clip(tree: PyTree, bound: jax.Array | float) -> PyTree:
+    """Returns the tree scaled so that its global norm is at most `bound`."""
+    return scale(_shrink(global_norm(tree), bound), tree)
+
+
+def clip_tensors(tree: PyTree, bound: jax.Array | float) -> PyTree:
+    """Returns the tree with each tensor scaled to a norm of at most `bound`."""
+    return jax.tree.map(lambda leaf: clip(leaf, bound), tree)
+
+
+def is_finite(tree: PyTree) -> jax.Array:
+    """Returns whether every coordinate is finite."""
+    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(finite))
+
+
+def _shrink(norm: jax.Array, bound: jax.Array | float) -> jax.Array:
+    # Never divides by zero; a NaN norm gives a NaN factor, not a silent zero.
+    return jnp.where(norm > bound, bound / norm, jnp.where(jnp.isnan(norm), norm, 1.0))
