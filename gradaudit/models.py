@@ -43,7 +43,7 @@ class Convolution(nn.Module):
     layer: Layer
     kernel_init: Initializer
     bias_init: Initializer
-    path: Path
+    conv_path: Path
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -59,7 +59,7 @@ class Convolution(nn.Module):
             padding = same_padding(height, width, side, layer.stride)
         else:
             padding = ((layer.padding, layer.padding),) * 2
-        return convolve(inputs, kernel, layer.stride, padding, self.path) + bias
+        return convolve(inputs, kernel, layer.stride, padding, self.conv_path) + bias
 
 
 class ConvNet(nn.Module):
@@ -71,7 +71,7 @@ class ConvNet(nn.Module):
     hidden: tuple[int, ...] = ()
     kernel_init: Initializer = nn.initializers.glorot_uniform()
     bias_init: Initializer = nn.initializers.zeros
-    path: Path = Path.AUTO
+    conv_path: Path = Path.AUTO
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -79,7 +79,11 @@ class ConvNet(nn.Module):
         values = inputs
         for index, layer in enumerate(self.layers, 1):
             values = Convolution(
-                layer, self.kernel_init, self.bias_init, self.path, name=f"conv{index}"
+                layer,
+                self.kernel_init,
+                self.bias_init,
+                self.conv_path,
+                name=f"conv{index}",
             )(values)
             values = self.activation(values)
             if layer.pool > 1:
@@ -128,7 +132,7 @@ class Architecture:
             classes=classes,
             activation=self.activation,
             hidden=self.hidden,
-            path=path,
+            conv_path=path,
             **init,
         )
         return Model(
