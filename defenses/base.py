@@ -17,7 +17,8 @@ class Transform(Protocol):
     The tree has the structure of the parameters with a leading axis of *units*: the
     examples of a batch at `per_example`, the clients at `update` and `server` (an
     axis of one where there is one client). Guarantee: structure, shapes and dtypes
-    are kept, and each unit's randomness is independent.
+    are kept, each unit's randomness is independent, and a tree that holds NaN or
+    infinity gives one that does.
     """
 
     def init(self, params: PyTree) -> State:
@@ -33,8 +34,9 @@ class Transform(Protocol):
 class Defense:
     """Three tuples of transforms and what they claim.
 
-    `mechanisms` are derived from the transforms' own parameters by the presets'
-    constructors; accounting reads them and nothing else.
+    `mechanisms` are derived from the transforms' own parameters (see
+    `gradaudit.defenses.claims`); accounting reads them and nothing else. `parameters`
+    are what a preset was called with, so that a result can be run again.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Defense:
     mechanisms: tuple[Mechanism, ...] = ()
     paper: str = ""
     summary: str = ""
+    parameters: tuple[tuple[str, Any], ...] = ()
 
 
 def run(
@@ -59,3 +62,8 @@ def run(
         tree, state = transform.apply(jax.random.fold_in(key, index), tree, state, t)
         following.append(state)
     return tree, tuple(following)
+
+
+def init_states(transforms: tuple[Transform, ...], params: PyTree) -> tuple[State, ...]:
+    """Returns the state of every transform before the first round."""
+    return tuple(transform.init(params) for transform in transforms)
