@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from gradaudit.cli.console import err, errors_in_words, out, print_json
@@ -27,7 +28,9 @@ def list_datasets(as_json: AsJson = False) -> None:
         folder = str(data_folder())
         print_json({"folder": folder, "datasets": rows, "readers": readers})
         return
-    datasets = Table(title=f"datasets ({data_folder()})", title_justify="left")
+    datasets = Table(
+        title=f"datasets ({escape(str(data_folder()))})", title_justify="left"
+    )
     for column in ("name", "shape", "classes", "here", "what it is"):
         datasets.add_column(column, no_wrap=column in ("name", "shape"))
     for row in rows:
@@ -38,7 +41,7 @@ def list_datasets(as_json: AsJson = False) -> None:
     files.add_column("kind", no_wrap=True)
     files.add_column("file or folder")
     for reader in readers:
-        files.add_row(reader["name"], reader["files"])
+        files.add_row(reader["name"], escape(reader["files"]))
     out.print(datasets, files)
 
 
@@ -74,7 +77,8 @@ def fetch(
                 else:
                     new = fetch_dataset(name, report)
                     outcome = "stored" if new else "already here"
-            err.print(f"{name}: {outcome} in {data_folder() / name}", soft_wrap=True)
+            message = f"{name}: {outcome} in {data_folder() / name}"
+            err.print(message, soft_wrap=True, markup=False)
 
 
 @app.command(epilog="Example: gradaudit data check")
@@ -101,7 +105,7 @@ def check(
             )
         else:
             for name, found in problems.items():
-                out.print(f"{name}: {found or 'intact'}", soft_wrap=True)
+                out.print(f"{name}: {found or 'intact'}", soft_wrap=True, markup=False)
             if not problems:
                 out.print("nothing is stored; run `gradaudit data fetch mnist`")
         broken = [name for name, found in problems.items() if found]

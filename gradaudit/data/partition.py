@@ -1,0 +1,200 @@
+"""Partitions: which examples each client holds, as indices into one dataset.
+
+A scheme never copies data: 10,000 clients with 500 examples each are 20 MB of
+indices. Where all clients together hold more than there is, examples are shared as
+evenly as the scheme allows.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradaudit.errors import require
+
+Indices = NDArray[np.int32]  # (clients, examples)
+Labels = NDArray[np.integer]  # (n,)
+
+_MIXING_SWEEPS = 32
+
+
+class Partition(Protocol):
+    """A scheme; every one guarantees the same shape, type and determinism."""
+
+    def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
+        """Returns the indices of each client's examples, (clients, examples).
+
+        Args:
+          seed: the same seed gives the same partition.
+          labels: the labels of the whole dataset.
+          clients: how many clients there are.
+          examples: how many examples each of them holds.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Iid:
+    """Each client holds examples drawn at random from all of the data.
+
+    No example is used twice before every example has been used once.
+    """
+
+    def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
+        """Returns the indices of each client's examples, (clients, examples)."""
+        _check(labels, clients, examples)
+        counts = np.full((clients, 1), examples)
+        return _deal(np.random.default_rng(seed), np.zeros(len(labels), int), counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """Each client holds equal shards of a few classes (Wei et al., 2021, section VII).
+
+    Every client has exactly `classes` distinct classes, and every class is held by
+    the same number of clients, plus or minus one. Shards of a class are disjoint as
+    long as it lasts; a shard larger than its class repeats examples.
+    """
+
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        require(self.classes > 0, f"classes must be positive, got {self.classes}")
+
+    def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
+        """Returns the indices of each client's examples, (clients, examples)."""
+        _check(labels, clients, examples)
+        present, compact = np.unique(labels, return_inverse=True)
+        require(
+            self.classes <= len(present),
+            f"shards of {self.classes} classes need as many, the data has "
+            f"{len(present)}",
+        )
+        require(
+            examples % self.classes == 0,
+            f"{examples} examples per client can't be cut into {self.classes} equal "
+            f"shards; choose a multiple of {self.classes}",
+        )
+        rng = np.random.default_rng(seed)
+        held = self._held_classes(rng, clients, len(present))
+        counts = np.zeros((clients, len(present)), np.int64)
+        np.put_along_axis(counts, held, examples // self.classes, axis=1)
+        return _deal(rng, compact, counts)
+
+    def _held_classes(
+        self, rng: np.random.Generator, clients: int, present: int
+    ) -> NDArray[np.int64]:
+        """Returns distinct classes per client, (clients, self.classes)."""
+        slots = clients * self.classes
+        order = rng.permutation(present)
+        # Sorted by class and dealt with stride `clients`, a client never gets a class
+        # twice, because no class has more than `clients` slots.
+        deck = np.sort(np.arange(slots) % present)
+        held = order[deck].reshape(self.classes, clients).T
+        for _ in range(_MIXING_SWEEPS * self.classes):
+            held = _mix(rng, held)
+        return held
+
+
+@dataclasses.dataclass(frozen=True)
+class Dirichlet:
+    """Each client's class proportions are drawn from Dirichlet(alpha).
+
+    Small `alpha` gives clients of nearly one class, large `alpha` nearly equal
+    classes (Hsu et al., 2019).
+    """
+
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+
+    def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
+        """Returns the indices of each client's examples, (clients, examples)."""
+        _check(labels, clients, examples)
+        rng = np.random.default_rng(seed)
+        present, compact = np.unique(labels, return_inverse=True)
+        shares = rng.dirichlet(np.full(len(present), self.alpha), clients)
+        return _deal(rng, compact, rng.multinomial(examples, shares))
+
+
+@dataclasses.dataclass(frozen=True)
+class FullCopy:
+    """Every client holds the same examples; with `examples` = n, a full copy.
+
+    The rows are one row seen many times, so the memory doesn't grow with clients.
+    """
+
+    def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
+        """Returns the indices of each client's examples, (clients, examples)."""
+        _check(labels, clients, examples)
+        require(
+            examples <= len(labels),
+            f"a copy of {examples} examples needs as many, the data has {len(labels)}",
+        )
+        chosen = np.random.default_rng(seed).permutation(len(labels))[:examples]
+        return np.broadcast_to(chosen.astype(np.int32), (clients, examples))
+
+
+def _check(labels: Labels, clients: int, examples: int) -> None:
+    require(len(labels) > 0, "there is no data to divide among the clients")
+    require(clients > 0, f"clients must be positive, got {clients}")
+    require(examples > 0, f"examples must be positive, got {examples}")
+
+
+def _deal(
+    rng: np.random.Generator, labels: Labels, counts: NDArray[np.int64]
+) -> Indices:
+    """Deals `counts` (clients, classes) examples; rows must have equal sums.
+
+    Each class is shuffled once and dealt round and round, so its examples are used
+    equally often, plus or minus one.
+    """
+    clients, classes = counts.shape
+    kinds = np.tile(np.arange(classes, dtype=np.int32), clients)
+    labels_held = np.repeat(kinds, counts.ravel()).reshape(clients, -1)
+    indices = np.empty_like(labels_held)
+    for label in range(classes):
+        members = rng.permutation(np.flatnonzero(labels == label)).astype(np.int32)
+        places = labels_held == label
+        turns = np.arange(np.count_nonzero(places)) % len(members)
+        indices[places] = members[turns]
+    return rng.permuted(indices, axis=1)
+
+
+def _mix(rng: np.random.Generator, held: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Swaps a class between random pairs of clients where all stay distinct."""
+    held = rng.permuted(held, axis=1)
+    half = len(held) // 2
+    one, two = rng.permutation(len(held))[: 2 * half].reshape(2, half)
+    given, taken = held[one, 0], held[two, 0]
+    clash = (held[one, 1:] == taken[:, None]) | (held[two, 1:] == given[:, None])
+    fits = ~clash.any(axis=1)
+    held[one[fits], 0], held[two[fits], 0] = taken[fits], given[fits]
+    return held
+
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "dirichlet": Dirichlet,
+    "full-copy": FullCopy,
+    "iid": Iid,
+    "shards": Shards,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Holding:
+    """What each client holds in a published experiment."""
+
+    partition: Partition
+    examples: int
+
+
+# Wei et al. (2021), Table I and section VII, by the dataset's name.
+PUBLISHED_HOLDINGS: dict[str, Holding] = {
+    "mnist": Holding(Shards(classes=2), 500),
+    "cifar10": Holding(Shards(classes=2), 400),
+    "lfw": Holding(Shards(classes=15), 300),
+    "adult": Holding(Iid(), 300),
+    "cancer": Holding(FullCopy(), 400),
+}
