@@ -15,7 +15,7 @@ _EXPORTS = {
     "InputError": "gradaudit.errors",
     "load_dataset": "gradaudit.data",
 }
-_MODULES = {"data", "errors"}
+_MODULES = {"data", "errors", "federation"}
 
 __all__ = ["__version__", *sorted(_EXPORTS), *sorted(_MODULES)]
 

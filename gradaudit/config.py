@@ -1,8 +1,30 @@
 """Frozen settings of a federated run; what changes the mathematics, nothing else."""
 
 import dataclasses
+import enum
 
 from gradaudit.errors import require
+
+
+class Optimizer(enum.Enum):
+    """What a client steps with."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+
+
+class Aggregation(enum.Enum):
+    """What the server averages; the two give the same model up to rounding."""
+
+    FED_SGD = "fed-sgd"  # the clients' updates
+    FED_AVG = "fed-avg"  # the clients' models
+
+
+class Weighting(enum.Enum):
+    """How much a client counts."""
+
+    UNIFORM = "uniform"
+    EXAMPLES = "examples"  # in proportion to the examples it holds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +42,9 @@ class Federation:
     rounds: int = 100
     examples: int = 500
     learning_rate: float = 0.05
+    optimizer: Optimizer = Optimizer.SGD
+    aggregation: Aggregation = Aggregation.FED_SGD
+    weighting: Weighting = Weighting.UNIFORM
 
     def __post_init__(self) -> None:
         for name in (

@@ -1,0 +1,154 @@
+"""One client's local training: L defended steps, then a defended update."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradaudit import tree
+from gradaudit.defenses.base import State, Transform, run
+from gradaudit.defenses.fused import mean_of_units
+from gradaudit.federation.keys import iteration_keys, update_key
+from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Recipe, ServerState
+from gradaudit.kernels import one_hot
+from gradaudit.types import Key, Model, PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """A client in the middle of its local training."""
+
+    params: PyTree
+    optimizer: optax.OptState
+    states: tuple[State, ...]  # of the per-example transforms
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a person wants to see of one local iteration."""
+
+    loss: jax.Array  # () mean loss of the batch
+    norm_before: jax.Array  # (tensors,) of the batch gradient without the defense
+    norm_after: jax.Array  # (tensors,) of the batch gradient that was applied
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClientReport:
+    """A finished client: what it sends, and what is measured about it."""
+
+    update: PyTree  # after the `update` transforms
+    per_example: tuple[State, ...]
+    update_states: tuple[State, ...]
+    steps: Step  # leaves lead with (local_steps,)
+
+
+def example_gradients(
+    model: Model, params: PyTree, inputs: jax.Array, labels: jax.Array
+) -> tuple[jax.Array, PyTree]:
+    """Returns every example's loss and gradient, with a leading example axis."""
+
+    def one(example: jax.Array, target: jax.Array) -> tuple[jax.Array, PyTree]:
+        return jax.value_and_grad(model.loss)(params, example[None], target[None])
+
+    losses, gradients = jax.vmap(one)(inputs, one_hot(labels, model.classes))
+    return losses, gradients
+
+
+def _norms(gradient: PyTree) -> jax.Array:
+    return jnp.stack(jax.tree.leaves(tree.tensor_norms(gradient)))
+
+
+def _averaged(
+    transforms: tuple[Transform, ...],
+    key: Key,
+    gradients: PyTree,
+    states: tuple[State, ...],
+    t: jax.Array,
+) -> tuple[PyTree, tuple[State, ...]]:
+    """The transforms one by one, then the mean: what a type 2 tap reads from."""
+    gradients, states = run(transforms, key, gradients, states, t)
+    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), gradients), states
+
+
+def _batch_gradient(
+    recipe: Recipe,
+    key: Key,
+    local: Local,
+    inputs: jax.Array,
+    labels: jax.Array,
+    t: jax.Array,
+    tapped: bool,
+) -> tuple[PyTree, tuple[State, ...], Step]:
+    """Returns the defended gradient of a batch."""
+    if not recipe.per_example:  # the mean of the examples' gradients, without them
+        targets = one_hot(labels, recipe.model.classes)
+        loss, gradient = jax.value_and_grad(recipe.model.loss)(
+            local.params, inputs, targets
+        )
+        norms = _norms(gradient)
+        return gradient, local.states, Step(loss, norms, norms)
+    losses, gradients = example_gradients(recipe.model, local.params, inputs, labels)
+    before = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), gradients)
+    average = _averaged if tapped else mean_of_units
+    gradient, states = average(recipe.per_example, key, gradients, local.states, t)
+    step = Step(jnp.mean(losses), _norms(before), _norms(gradient))
+    return gradient, states, step
+
+
+def local_steps(
+    recipe: Recipe,
+    population: Population,
+    key: Key,
+    start: ServerState,
+    client: jax.Array,
+    steps: int,
+    tapped: bool,
+) -> tuple[Local, Step]:
+    """Runs the first `steps` local iterations of a client; `key` is the client's."""
+    optimizer = recipe.local_optimizer()
+
+    def iterate(local: Local, step: jax.Array) -> tuple[Local, Step]:
+        batch_key, noise_key = iteration_keys(key, step)
+        inputs, labels = population.batch(batch_key, client, recipe.batch_size)
+        gradient, states, seen = _batch_gradient(
+            recipe, noise_key, local, inputs, labels, start.round, tapped
+        )
+        change, memory = optimizer.update(gradient, local.optimizer, local.params)
+        params = optax.apply_updates(local.params, change)
+        return Local(params, memory, states), seen
+
+    first = Local(start.params, optimizer.init(start.params), start.per_example)
+    local, seen = jax.lax.scan(iterate, first, jnp.arange(steps))
+    return local, seen
+
+
+def train_client(
+    recipe: Recipe,
+    population: Population,
+    key: Key,
+    start: ServerState,
+    client: jax.Array,
+    tapped: bool = False,
+) -> ClientReport:
+    """Returns a client's update after its local training and `update` transforms.
+
+    `tapped` runs the per-example transforms one by one, as an adversary inside the
+    client sees them, instead of their mean in one pass: equal in distribution, and
+    without noise equal up to rounding.
+    """
+    local, seen = local_steps(
+        recipe, population, key, start, client, recipe.local_steps, tapped
+    )
+    update = tree.subtract(local.params, start.params)
+    # The client stands alone at its own `update` point: an axis of one unit.
+    alone = jax.tree.map(lambda leaf: leaf[None], update)
+    alone, states = run(
+        recipe.update, update_key(key), alone, start.update, start.round
+    )
+    update = jax.tree.map(lambda leaf: leaf[0], alone)
+    return ClientReport(update, local.states, states, seen)

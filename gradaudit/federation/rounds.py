@@ -1,0 +1,229 @@
+"""One round: the selected clients in vectorised chunks, then the server."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from numpy.typing import NDArray
+
+from gradaudit.defenses.base import run
+from gradaudit.errors import require
+from gradaudit.federation.client import ClientReport, train_client
+from gradaudit.federation.keys import client_key, server_key
+from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Recipe, ServerState
+from gradaudit.federation.server import aggregate, client_weights, weighted_sum
+from gradaudit.types import Key, PyTree
+
+_EVERYWHERE = PartitionSpec()  # type: ignore[no-untyped-call]
+_SHARED = PartitionSpec("clients")  # type: ignore[no-untyped-call]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the work is laid out. It changes the speed, never the mathematics.
+
+    `chunk` clients are vectorised together; chunks run one after the other on each
+    of `devices` devices (None = all).
+    """
+
+    chunk: int = 10
+    devices: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.chunk >= 1, f"chunk must be at least 1, got {self.chunk}")
+        count = len(jax.devices())
+        require(
+            self.devices is None or 1 <= self.devices <= count,
+            f"devices must lie in 1..{count} (what this machine has), "
+            f"got {self.devices}",
+        )
+
+    def mesh(self) -> jax.sharding.Mesh:
+        """Returns the line of devices that share the clients."""
+        return jax.make_mesh(
+            (self.devices or len(jax.devices()),),
+            ("clients",),
+            axis_types=(jax.sharding.AxisType.Auto,),
+            devices=jax.devices()[: self.devices],
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RoundInfo:
+    """What a person wants to see of a round."""
+
+    losses: jax.Array  # (clients,) mean loss of each client's local iterations
+    norm_before: jax.Array  # (tensors,) batch gradient without the defense, mean
+    norm_after: jax.Array  # (tensors,) batch gradient as it was applied, mean
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Totals:
+    """Sums over clients; all that is kept of a chunk when nobody needs more."""
+
+    weight: jax.Array
+    sent: PyTree
+    states: PyTree
+    norm_before: jax.Array
+    norm_after: jax.Array
+
+
+def run_round(
+    recipe: Recipe,
+    population: Population,
+    key: Key,
+    state: ServerState,
+    clients: NDArray[np.integer],
+    layout: Layout | None = None,
+) -> tuple[ServerState, RoundInfo]:
+    """Runs one round with these clients and returns the next state.
+
+    Guarantees: the order of `clients`, the chunk size and the number of devices
+    change nothing but rounding; no clients leave the model unchanged.
+    """
+    layout = layout or Layout()
+    clients = np.sort(np.asarray(clients, np.int32))
+    if not len(clients):
+        return _skipped(state)
+    devices = layout.devices or len(jax.devices())
+    chunk = min(layout.chunk, -(-len(clients) // devices))
+    padding = -len(clients) % (chunk * devices)
+    padded = np.concatenate([clients, np.repeat(clients[:1], padding)])
+    real = np.arange(len(padded)) < len(clients)
+    result: tuple[ServerState, RoundInfo] = _round(
+        recipe,
+        dataclasses.replace(layout, chunk=chunk),
+        len(clients),
+        population,
+        key,
+        state,
+        jnp.asarray(padded),
+        jnp.asarray(real),
+    )
+    return result
+
+
+def _skipped(state: ServerState) -> tuple[ServerState, RoundInfo]:
+    tensors = len(jax.tree.leaves(state.params))
+    nothing = jnp.zeros((tensors,), jnp.float32)
+    info = RoundInfo(jnp.zeros((0,), jnp.float32), nothing, nothing)
+    return dataclasses.replace(state, round=state.round + 1), info
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _round(
+    recipe: Recipe,
+    layout: Layout,
+    count: int,
+    population: Population,
+    key: Key,
+    state: ServerState,
+    clients: jax.Array,
+    real: jax.Array,
+) -> tuple[ServerState, RoundInfo]:
+    totals, losses, updates = jax.shard_map(
+        functools.partial(_on_one_device, recipe, layout.chunk),
+        mesh=layout.mesh(),
+        in_specs=(_EVERYWHERE, _EVERYWHERE, _EVERYWHERE, _SHARED, _SHARED),
+        out_specs=(_EVERYWHERE, _SHARED, _SHARED),
+        check_vma=False,
+    )(population, key, state, clients, real)
+    server_states = state.server
+    if recipe.server:
+        updates = jax.tree.map(lambda leaf: leaf[:count], updates)
+        updates, server_states = run(
+            recipe.server,
+            server_key(key, state.round),
+            updates,
+            state.server,
+            state.round,
+        )
+        weights = client_weights(recipe.weighting, population.sizes[clients[:count]])
+        sent = weighted_sum(recipe.aggregation, state.params, updates, weights)
+        totals = dataclasses.replace(totals, sent=sent)
+    per_example, update = _mean_states(
+        (state.per_example, state.update), totals.states, count
+    )
+    following = ServerState(
+        params=aggregate(recipe.aggregation, state.params, totals.sent, totals.weight),
+        per_example=per_example,
+        update=update,
+        server=server_states,
+        round=state.round + 1,
+    )
+    info = RoundInfo(
+        losses[:count], totals.norm_before / count, totals.norm_after / count
+    )
+    return following, info
+
+
+def _on_one_device(
+    recipe: Recipe,
+    chunk: int,
+    population: Population,
+    key: Key,
+    state: ServerState,
+    clients: jax.Array,
+    real: jax.Array,
+) -> tuple[_Totals, jax.Array, PyTree]:
+    """Sums over this device's clients; their losses and, if asked for, updates."""
+
+    def one(client: jax.Array) -> ClientReport:
+        own = client_key(key, state.round, client)
+        return train_client(recipe, population, own, state, client)
+
+    def one_chunk(
+        totals: _Totals | None, part: tuple[jax.Array, jax.Array]
+    ) -> tuple[_Totals, tuple[jax.Array, PyTree]]:
+        ids, present = part
+        reports = jax.vmap(one)(ids)
+        weights = client_weights(recipe.weighting, population.sizes[ids]) * present
+        added = _totals(recipe, state, reports, weights, present)
+        if totals is not None:
+            added = jax.tree.map(jnp.add, totals, added)
+        kept = reports.update if recipe.server else ()
+        return added, (jnp.mean(reports.steps.loss, axis=1), kept)
+
+    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk), (clients, real))
+    first = jax.tree.map(lambda leaf: leaf[0], parts)
+    shapes = jax.eval_shape(functools.partial(one_chunk, None), first)[0]
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    totals, (losses, updates) = jax.lax.scan(one_chunk, zeros, parts)
+    totals = jax.lax.psum(totals, "clients")  # type: ignore[no-untyped-call]
+    updates = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), updates)
+    return totals, losses.reshape(-1), updates
+
+
+def _totals(
+    recipe: Recipe,
+    state: ServerState,
+    reports: ClientReport,
+    weights: jax.Array,
+    present: jax.Array,
+) -> _Totals:
+    mask = present.astype(jnp.float32)
+
+    def total(leaf: jax.Array) -> jax.Array:
+        return jnp.tensordot(mask, leaf.astype(jnp.float32), axes=1)
+
+    steps = reports.steps
+    return _Totals(
+        weight=jnp.sum(weights),
+        sent=weighted_sum(recipe.aggregation, state.params, reports.update, weights),
+        states=jax.tree.map(total, (reports.per_example, reports.update_states)),
+        norm_before=total(jnp.mean(steps.norm_before, axis=1)),
+        norm_after=total(jnp.mean(steps.norm_after, axis=1)),
+    )
+
+
+def _mean_states(before: PyTree, totals: PyTree, count: int) -> PyTree:
+    """What clients' transforms remember is averaged, as their models are."""
+    return jax.tree.map(
+        lambda old, total: (total / count).astype(old.dtype), before, totals
+    )
