@@ -6,32 +6,70 @@ if __name__ != "gradaudit.defenses":
         "write `import gradaudit.defenses`, not `import defenses`"
     )
 
-from gradaudit.defenses.base import Defense, Transform, init_states, run
+from gradaudit.defenses.base import Defense, FromFunction, Transform, init_states, run
 from gradaudit.defenses.claims import compose, defend
 from gradaudit.defenses.finite import check_finite
 from gradaudit.defenses.fused import mean_of_units
-from gradaudit.defenses.presets import (
+from gradaudit.defenses.layerwise import pogz
+from gradaudit.defenses.local import randomize
+from gradaudit.defenses.noise import NoiseAt
+from gradaudit.defenses.norms import Norm, Scope
+from gradaudit.defenses.parsing import parse
+from gradaudit.defenses.presets_dynamic import (
+    dp_baseline,
+    dp_dyn,
+    dp_dyns,
+    dp_dyns_cdecay,
+    dp_dyns_l2max,
+    dp_dynsigma,
+)
+from gradaudit.defenses.presets_federated import (
     fed_alpha_cdp,
     fed_alpha_cdp_sigma,
     fed_cdp,
     fed_cdp_decay,
     fed_sdp,
     fed_sdp_client,
+)
+from gradaudit.defenses.presets_others import (
+    adaclip,
+    dpfl,
+    dpfl_even,
+    dssgd,
+    dssgd_noise,
     gaussian_noise,
     laplace_noise,
+    ldp_sgd,
+    lip,
     none,
     prune,
+    quantile_clip,
 )
 from gradaudit.defenses.registry import PRESETS, Preset
 
 __all__ = [
     "PRESETS",
     "Defense",
+    "FromFunction",
+    "NoiseAt",
+    "Norm",
     "Preset",
+    "Scope",
     "Transform",
+    "adaclip",
     "check_finite",
     "compose",
     "defend",
+    "dp_baseline",
+    "dp_dyn",
+    "dp_dyns",
+    "dp_dyns_cdecay",
+    "dp_dyns_l2max",
+    "dp_dynsigma",
+    "dpfl",
+    "dpfl_even",
+    "dssgd",
+    "dssgd_noise",
     "fed_alpha_cdp",
     "fed_alpha_cdp_sigma",
     "fed_cdp",
@@ -41,8 +79,14 @@ __all__ = [
     "gaussian_noise",
     "init_states",
     "laplace_noise",
+    "ldp_sgd",
+    "lip",
     "mean_of_units",
     "none",
+    "parse",
+    "pogz",
     "prune",
+    "quantile_clip",
+    "randomize",
     "run",
 ]

@@ -1,6 +1,7 @@
 """Transforms and defenses: pure functions at the three named places of a round."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -62,6 +63,23 @@ def run(
         tree, state = transform.apply(jax.random.fold_in(key, index), tree, state, t)
         following.append(state)
     return tree, tuple(following)
+
+
+@dataclasses.dataclass(frozen=True)
+class FromFunction:
+    """Makes `function(key, tree, t) -> tree` a transform without state."""
+
+    function: Callable[[Key, PyTree, jax.Array | int], PyTree]
+
+    def init(self, params: PyTree) -> State:
+        """Returns no state."""
+        return ()
+
+    def apply(
+        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
+    ) -> tuple[PyTree, State]:
+        """Returns what the function makes of the tree."""
+        return self.function(key, tree, t), state
 
 
 def init_states(transforms: tuple[Transform, ...], params: PyTree) -> tuple[State, ...]:

@@ -29,6 +29,10 @@ WRONG_NORM = (
 )
 
 
+def unbounded(t: int) -> None:
+    """Returns None, the clip of a mechanism where nothing bounds a unit."""
+
+
 def caveats(
     clip: Clip | None, sensitivity: Sensitivity, noise_norm: int, on_batch: bool
 ) -> tuple[str, ...]:

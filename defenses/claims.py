@@ -5,6 +5,7 @@ before it says what bounds the unit, and the sentences say where the two don't a
 to a guarantee.
 """
 
+import dataclasses
 from typing import Protocol, runtime_checkable
 
 from gradaudit.defenses.base import Defense, Transform
@@ -27,7 +28,9 @@ class KeepsNorms(Protocol):
     Zeroing coordinates does; taking signs does not.
     """
 
-    keeps_norms: bool
+    @property
+    def keeps_norms(self) -> bool:
+        """Whether an earlier clip still holds."""
 
 
 def mechanisms_at(
@@ -42,15 +45,19 @@ def mechanisms_at(
     for transform in transforms:
         if isinstance(transform, Clip):
             clip = transform
-        elif isinstance(transform, Releases):
-            protected = any(mechanism.clip(0) is not None for mechanism in found)
-            released = transform.releases(point, clip)
-            if not protected or released[0].clip(0) is not None:
-                found.extend(released)
-            clip = None
-        elif not (isinstance(transform, KeepsNorms) and transform.keeps_norms):
+            continue
+        released = (
+            transform.releases(point, clip) if isinstance(transform, Releases) else ()
+        )
+        if not _bounded(tuple(found)) or _bounded(released):
+            found.extend(released)
+        if not (isinstance(transform, KeepsNorms) and transform.keeps_norms):
             clip = None
     return tuple(found)
+
+
+def _bounded(mechanisms: tuple[Mechanism, ...]) -> bool:
+    return any(mechanism.clip(0) is not None for mechanism in mechanisms)
 
 
 def defend(
@@ -79,7 +86,7 @@ def defend(
 
 def compose(*defenses: Defense) -> Defense:
     """Returns the defenses one after the other, at each point in the given order."""
-    return defend(
+    chained = defend(
         name=" + ".join(defense.name for defense in defenses),
         per_example=sum((defense.per_example for defense in defenses), ()),
         update=sum((defense.update for defense in defenses), ()),
@@ -87,3 +94,5 @@ def compose(*defenses: Defense) -> Defense:
         paper="; ".join(defense.paper for defense in defenses if defense.paper),
         summary="; then ".join(defense.summary for defense in defenses),
     )
+    parameters = tuple((defense.name, defense.parameters) for defense in defenses)
+    return dataclasses.replace(chained, parameters=parameters)

@@ -74,3 +74,51 @@ class Prune:
             threshold = smallest_kept(values, kept)
             pruned.extend(keep_above(leaf, threshold) for leaf in group)
         return jax.tree.unflatten(structure, pruned), state
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK:
+    """Keeps the `count` coordinates with the largest magnitudes of each unit."""
+
+    count: int
+    keeps_norms: bool = dataclasses.field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        require(self.count >= 1, f"count must be at least 1, got {self.count}")
+
+    def init(self, params: PyTree) -> State:
+        """Returns no state."""
+        return ()
+
+    def apply(
+        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
+    ) -> tuple[PyTree, State]:
+        """Returns the sparse tree; ties with the smallest kept one pass as well."""
+        del key, t
+        values = magnitudes(jax.tree.leaves(tree))
+        threshold = smallest_kept(values, min(self.count, values.shape[1]))
+        return jax.tree.map(lambda leaf: keep_above(leaf, threshold), tree), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Sign:
+    """Replaces each tensor of a unit by its signs times its mean magnitude."""
+
+    keeps_norms: bool = dataclasses.field(default=False, init=False)
+
+    def init(self, params: PyTree) -> State:
+        """Returns no state."""
+        return ()
+
+    def apply(
+        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
+    ) -> tuple[PyTree, State]:
+        """Returns the signs; the mean magnitude carries NaN and infinity on."""
+        del key, t
+
+        def signs(leaf: jax.Array) -> jax.Array:
+            axes = tuple(range(1, leaf.ndim))
+            size = jnp.mean(jnp.abs(leaf), axis=axes, keepdims=True)
+            return (jnp.sign(leaf) * size).astype(leaf.dtype)
+
+        return jax.tree.map(signs, tree), state

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit.defenses.base import State
-from gradaudit.defenses.caveats import caveats
+from gradaudit.defenses.caveats import caveats, unbounded
 from gradaudit.defenses.clipping import Clip
 from gradaudit.defenses.norms import Scope, unit_norms
 from gradaudit.defenses.schedules import Constant, Schedule
@@ -130,7 +130,7 @@ class GaussianNoise:
                 kind=NoiseKind.GAUSSIAN,
                 multiplier=self.multiplier,
                 sensitivity=self.sensitivity.bound,
-                clip=clip.bound if clip else _no_bound,
+                clip=clip.bound if clip else unbounded,
                 norm=clip.norm.value if clip else 2,
                 per_tensor=clip.scope is Scope.TENSOR if clip else True,
                 data_dependent=self.sensitivity.data_dependent,
@@ -138,10 +138,6 @@ class GaussianNoise:
                 caveats=caveats(clip, self.sensitivity, 2, on_batch),
             ),
         )
-
-
-def _no_bound(t: int) -> None:
-    """Returns None: nothing bounds the unit."""
 
 
 def weighted_means(
@@ -191,7 +187,7 @@ class LaplaceNoise:
                 kind=NoiseKind.LAPLACE,
                 multiplier=self.epsilon,
                 sensitivity=self.sensitivity.bound,
-                clip=clip.bound if clip else _no_bound,
+                clip=clip.bound if clip else unbounded,
                 norm=clip.norm.value if clip else 1,
                 per_tensor=clip.scope is Scope.TENSOR if clip else True,
                 data_dependent=self.sensitivity.data_dependent,

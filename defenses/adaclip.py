@@ -1,0 +1,178 @@
+"""A clip that learns a scale for every coordinate, with its noise."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradaudit.defenses.base import State
+from gradaudit.defenses.noise import add_noise, draw_like, weighted_means
+from gradaudit.defenses.norms import (
+    clip_factors,
+    joint_norms,
+    scale_units,
+    unit_norms,
+)
+from gradaudit.defenses.schedules import Constant
+from gradaudit.errors import require
+from gradaudit.mechanism import Mechanism, NoiseKind, Point
+from gradaudit.types import Key, PyTree
+
+LEARNED_SCALE = (
+    "Bound and noise hold for the shifted and scaled gradient; shift and scale are "
+    "learned from earlier noisy releases."
+)
+
+
+class Moments(NamedTuple):
+    """The state of AdaClip: mean and variance of every coordinate."""
+
+    mean: list[jax.Array]
+    variance: list[jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaClip:
+    """Coordinate-wise adaptive clipping (Pichapati et al. 2019, Algorithm 2).
+
+    With m and s the running mean and standard deviation of each coordinate and
+    b_i = sqrt(s_i * sum(s)), the unit (g - m) / b is clipped to norm 1, gets noise of
+    std sigma, and is mapped back, so that coordinates that vary little get little
+    noise. The first s is even and such that the first bound on |g| is `clip`.
+    Not what Opacus calls AdaClip: that is `QuantileClip`.
+    """
+
+    clip: float
+    sigma: float
+    mean_decay: float = 0.99  # beta_1
+    variance_decay: float = 0.9  # beta_2
+    smallest_variance: float = 1e-12  # h_1
+    largest_variance: float = 10.0  # h_2
+
+    def __post_init__(self) -> None:
+        require(
+            math.isfinite(self.clip) and self.clip > 0,
+            f"clip must be positive and finite, got {self.clip}",
+        )
+        require(self.sigma >= 0, f"sigma must not be negative, got {self.sigma}")
+        for name in ("mean_decay", "variance_decay"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"{name} must lie in [0, 1), got {value}")
+        require(
+            0 < self.smallest_variance < self.largest_variance,
+            "smallest_variance must lie in (0, largest_variance="
+            f"{self.largest_variance}), got {self.smallest_variance}",
+        )
+
+    def init(self, params: PyTree) -> State:
+        """Returns mean zero and an even variance."""
+        leaves = jax.tree.leaves(params)
+        size = sum(jnp.size(leaf) for leaf in leaves)
+        shapes = [jnp.shape(leaf) for leaf in leaves]
+        return Moments(
+            [jnp.zeros(shape, jnp.float32) for shape in shapes],
+            [jnp.full(shape, self.clip**2 / size, jnp.float32) for shape in shapes],
+        )
+
+    def apply(
+        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
+    ) -> tuple[PyTree, State]:
+        """Returns the noisy tree and the next moments."""
+        del t
+        leaves, structure = jax.tree.flatten(tree)
+        units = leaves[0].shape[0]
+        scales = _scales(state)
+        factors = self._factors(leaves, state, scales)
+        shifted = [
+            (mean + scale_units(leaf - mean, factors)).astype(leaf.dtype)
+            for leaf, mean in zip(leaves, state.mean, strict=True)
+        ]
+        noise = draw_like(key, leaves, jax.random.normal, units)
+        noisy = add_noise(shifted, noise, [self.sigma * scale for scale in scales])
+        means = [jnp.mean(leaf, axis=0) for leaf in noisy]
+        following = self._next(means, state, scales, units)
+        return jax.tree.unflatten(structure, noisy), following
+
+    def noisy_mean(
+        self,
+        key: Key,
+        leaves: list[jax.Array],
+        factors: list[jax.Array],
+        state: State,
+        t: jax.Array | int,
+    ) -> tuple[list[jax.Array], State]:
+        """Returns the mean over units of the output, with one draw."""
+        del t
+        units = leaves[0].shape[0]
+        scales = _scales(state)
+        scaled = [scale_units(x, f) for x, f in zip(leaves, factors, strict=True)]
+        clip = self._factors(scaled, state, scales)
+        means = [
+            mean + kept - jnp.mean(clip) * mean
+            for mean, kept in zip(
+                state.mean, weighted_means(scaled, [clip] * len(leaves)), strict=True
+            )
+        ]
+        noise = draw_like(key, leaves, jax.random.normal)
+        stds = [self.sigma * scale / units**0.5 for scale in scales]
+        noisy = [
+            mean.astype(leaf.dtype)
+            for mean, leaf in zip(add_noise(means, noise, stds), leaves, strict=True)
+        ]
+        return noisy, self._next(noisy, state, scales, units)
+
+    def _factors(
+        self, leaves: list[jax.Array], state: Moments, scales: list[jax.Array]
+    ) -> jax.Array:
+        norms = [
+            unit_norms((leaf - mean) / scale)
+            for leaf, mean, scale in zip(leaves, state.mean, scales, strict=True)
+        ]
+        return clip_factors(joint_norms(norms), 1.0)
+
+    def _next(
+        self,
+        released: list[jax.Array],
+        state: Moments,
+        scales: list[jax.Array],
+        units: int,
+    ) -> Moments:
+        means, variances = [], []
+        for value, mean, variance, scale in zip(
+            released, state.mean, state.variance, scales, strict=True
+        ):
+            noise = jnp.square(self.sigma * scale) / units
+            seen = jnp.clip(
+                jnp.square(value - mean) - noise,
+                self.smallest_variance,
+                self.largest_variance,
+            )
+            keep, blend = self.variance_decay, self.mean_decay
+            variances.append(keep * variance + (1 - keep) * seen)
+            means.append(blend * mean + (1 - blend) * value.astype(jnp.float32))
+        return Moments(means, variances)
+
+    def releases(self, point: Point, clip: object) -> tuple[Mechanism, ...]:
+        """Returns the Gaussian release of the scaled gradient, whose bound is 1."""
+        del clip  # it clips by itself
+        return (
+            Mechanism(
+                point=point,
+                kind=NoiseKind.GAUSSIAN,
+                multiplier=Constant(self.sigma),
+                sensitivity=Constant(1.0),
+                clip=Constant(1.0),
+                per_tensor=False,
+                coordinates="all, each on its own learned scale",
+                caveats=(LEARNED_SCALE,),
+            ),
+        )
+
+
+def _scales(state: Moments) -> list[jax.Array]:
+    """Returns b, the scale of each coordinate."""
+    deviations = [jnp.sqrt(variance) for variance in state.variance]
+    total = sum(jnp.sum(deviation) for deviation in deviations)
+    return [jnp.sqrt(deviation * total) for deviation in deviations]
