@@ -23,9 +23,8 @@ _LFW_SOURCE_SIDE = 250
 
 def read_image(path: Path, mode: str | None = None) -> Array:
     """Returns one image as bytes, grey (h, w) or colour (h, w, 3)."""
-    with _open(path) as image:
-        wanted = mode or ("L" if image.mode in ("1", "L", "I;16") else "RGB")
-        return np.asarray(image.convert(wanted))
+    image = _load(path)
+    return np.asarray(image.convert(mode or ("L" if image.mode in "1L" else "RGB")))
 
 
 def accepts(path: Path) -> bool:
@@ -79,16 +78,13 @@ def read_lfw(path: Path) -> Contents:
 
 
 def _face(path: Path) -> Array:
-    with _open(path) as image:
-        require(
-            image.size == (_LFW_SOURCE_SIDE, _LFW_SOURCE_SIDE),
-            f"{path}: field 'size' is {image.size}, LFW images are 250x250",
-        )
-        side = (_LFW_SIDE, _LFW_SIDE)
-        face = image.convert("RGB").resize(
-            side, Image.Resampling.BILINEAR, box=_LFW_BOX
-        )
-        return np.asarray(face)
+    image = _load(path).convert("RGB")
+    require(
+        image.size == (_LFW_SOURCE_SIDE, _LFW_SOURCE_SIDE),
+        f"{path}: field 'size' is {image.size}, LFW images are 250x250",
+    )
+    side = (_LFW_SIDE, _LFW_SIDE)
+    return np.asarray(image.resize(side, Image.Resampling.BILINEAR, box=_LFW_BOX))
 
 
 def _lfw_folder(path: Path) -> Path | None:
@@ -99,13 +95,13 @@ def _lfw_folder(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _open(path: Path) -> Image.Image:
+def _load(path: Path) -> Image.Image:
     try:
-        image = Image.open(path)
-        image.load()
+        with Image.open(path) as image:
+            image.load()
+            return image
     except (OSError, SyntaxError, ValueError) as error:
         raise InputError(f"{path}: field 'pixels' can't be read ({error})") from None
-    return image
 
 
 def _folders(path: Path) -> list[Path]:

@@ -157,8 +157,7 @@ def _deal(
     for label in range(classes):
         members = rng.permutation(np.flatnonzero(labels == label)).astype(np.int32)
         places = labels_held == label
-        turns = np.arange(np.count_nonzero(places)) % len(members)
-        indices[places] = members[turns]
+        indices[places] = np.resize(members, np.count_nonzero(places))
     return rng.permuted(indices, axis=1)
 
 

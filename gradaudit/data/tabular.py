@@ -4,6 +4,7 @@ Purchase (Shokri et al., 2017) comes as either: 600 binary features and 100 clas
 numbered from 1 in the CSV, `features` and one-hot `labels` in the NPZ.
 """
 
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,6 +20,8 @@ _NAMES = {
     "test": (("x_test", "y_test"),),
     "all": (("x", "y"), ("inputs", "labels"), ("features", "labels")),
 }
+# TypeError: one array without an archive around it.
+_DAMAGE = (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error)
 
 
 def accepts_npz(path: Path) -> bool:
@@ -34,9 +37,10 @@ def accepts_csv(path: Path) -> bool:
 def read_npz(path: Path) -> Contents:
     """Reads `x` and `y`, or `x_train`, `y_train`, `x_test`, `y_test`."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # np.load leaves the file open when the archive is damaged.
+        with path.open("rb") as opened, np.load(opened) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGE as error:
         raise InputError(f"{path}: field 'archive' can't be read ({error})") from None
     splits = {
         split: (arrays[x], _classes(path, y, arrays[y]))
@@ -65,9 +69,11 @@ def read_csv(path: Path) -> Contents:
     with path.open() as file:
         header = not _is_number(file.readline().split(",")[0])
     try:
-        table = np.loadtxt(
-            path, np.float32, delimiter=",", skiprows=int(header), ndmin=2
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # no rows: said below
+            table = np.loadtxt(
+                path, np.float32, delimiter=",", skiprows=int(header), ndmin=2
+            )
     except (ValueError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: field 'rows' can't be read ({error})") from None
     require(
