@@ -1,0 +1,159 @@
+"""The black-box game: the distinguisher sees the model before and after one update."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradaudit.defenses.local import randomize
+from gradaudit.ldp.crafters import Crafted
+from gradaudit.ldp.server import Server
+from gradaudit.ldp.trials import Trials
+from gradaudit.tree import flatten
+from gradaudit.types import Key, Model, PyTree
+
+CHUNK = 2**8  # trials at a time, each with its own whole model
+
+
+class BlackRule(Protocol):
+    """A decision from two models; score >= 0 guesses g1."""
+
+    def score(
+        self, model: Model, before: PyTree, after: PyTree, known: Crafted
+    ) -> jax.Array:
+        """Returns one score, ()."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossFell:
+    """g1 when the loss of x1 did not rise (equation 4)."""
+
+    def score(
+        self, model: Model, before: PyTree, after: PyTree, known: Crafted
+    ) -> jax.Array:
+        """Returns by how much the loss of x1 fell."""
+        return -_loss_changes(model, before, after, known)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class LargerChange:
+    """g1 when the loss of x1 changed at least as much as that of x2 (equation 6)."""
+
+    def score(
+        self, model: Model, before: PyTree, after: PyTree, known: Crafted
+    ) -> jax.Array:
+        """Returns |change of x1's loss| - |change of x2's loss|."""
+        changes = jnp.abs(_loss_changes(model, before, after, known))
+        return changes[0] - changes[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class SignsOfStep:
+    """g1 when at least half of the coordinates fell, as descent along g1 > 0 does.
+
+    Equation 7 is printed with the sign of an ascent step; the server descends
+    (Algorithm 2 line 5), so that its literal form would guess the wrong gradient.
+    """
+
+    def score(
+        self, model: Model, before: PyTree, after: PyTree, known: Crafted
+    ) -> jax.Array:
+        """Returns the sum of the signs of before - after."""
+        del model, known
+        return jnp.sum(jnp.sign(flatten(before)[0] - flatten(after)[0]))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlackGame:
+    """The static half of the game."""
+
+    model: Model
+    server: Server
+    rule: BlackRule
+    clip: float = 1.0
+
+
+def play(
+    key: Key,
+    game: BlackGame,
+    crafted: Crafted,
+    bystanders: jax.Array,
+    epsilons: tuple[float, ...],
+    trials: int,
+    progress: Callable[[int], None] = lambda trials: None,
+) -> tuple[Trials, ...]:
+    """Plays the game at several epsilons, with the same random directions for all.
+
+    Args:
+      key: randomness; trial i depends on (key, i) only through its chunk.
+      game: model, server and rule.
+      crafted: what the crafter made.
+      bystanders: (n - 1, d), the gradients of the other clients of the update.
+      epsilons: privacy parameters; one `Trials` is returned for each.
+      trials: how many.
+      progress: called with the trials just played.
+    """
+    size = crafted.gradients.shape[1]
+    steps = jnp.array([game.server.step_length(size, e, game.clip) for e in epsilons])
+    settings = jnp.array(epsilons), steps
+    chunk = min(trials, CHUNK)
+    firsts, scores = [], []
+    for index, start in enumerate(range(0, trials, chunk)):
+        keys = jax.random.split(jax.random.fold_in(key, index), chunk)
+        first, score = _play_chunk(game, keys, crafted, bystanders, settings)
+        count = min(chunk, trials - start)
+        firsts.append(np.asarray(first)[:count])
+        scores.append(np.asarray(score)[:count])
+        progress(count)
+    chosen, table = np.concatenate(firsts), np.concatenate(scores)
+    return tuple(Trials(chosen, table[:, column]) for column in range(len(epsilons)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _play_chunk(
+    game: BlackGame,
+    keys: jax.Array,
+    crafted: Crafted,
+    bystanders: jax.Array,
+    settings: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    before, unflatten = flatten(crafted.params)
+
+    def mean_answer(key: Key, gradient: jax.Array, epsilon: Any) -> jax.Array:
+        own_key, others_key = jax.random.split(key)
+        total = randomize(own_key, gradient, epsilon, game.clip)
+        others = jax.random.split(others_key, len(bystanders))
+
+        def add(
+            total: jax.Array, other: tuple[Key, jax.Array]
+        ) -> tuple[jax.Array, None]:
+            return total + randomize(*other, epsilon, game.clip), None
+
+        total, _ = jax.lax.scan(add, total, (others, bystanders))
+        return total / (1 + len(bystanders))
+
+    def trial(key: Key) -> tuple[jax.Array, jax.Array]:
+        choice_key, answer_key = jax.random.split(key)
+        first = jax.random.bernoulli(choice_key)
+        gradient = jnp.where(first, crafted.gradients[0], crafted.gradients[1])
+
+        def score(epsilon: jax.Array, step: jax.Array) -> jax.Array:
+            answer = mean_answer(answer_key, gradient, epsilon)
+            after = unflatten(game.server.update(before, answer, step))
+            return game.rule.score(game.model, crafted.params, after, crafted)
+
+        return first, jax.vmap(score)(*settings)
+
+    return jax.vmap(trial)(keys)
+
+
+def _loss_changes(
+    model: Model, before: PyTree, after: PyTree, known: Crafted
+) -> jax.Array:
+    return model.losses(after, known.inputs, known.targets) - model.losses(
+        before, known.inputs, known.targets
+    )

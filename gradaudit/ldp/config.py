@@ -1,0 +1,66 @@
+"""Frozen settings of an audit of LDP-SGD."""
+
+import dataclasses
+import enum
+import math
+
+from gradaudit.errors import require
+from gradaudit.ldp.adversaries import ADVERSARIES, Adversary
+from gradaudit.ldp.bounds import SIGNIFICANCE, check_epsilon
+from gradaudit.ldp.server import Server
+from gradaudit.ldp.trials import check_trials
+from gradaudit.ldp.whitebox import Cosine, WhiteRule
+
+
+class Box(enum.Enum):
+    """What the distinguisher sees."""
+
+    WHITE = "white"  # the randomized gradient
+    BLACK = "black"  # the global model before and after the update
+
+
+@dataclasses.dataclass(frozen=True)
+class LdpConfig:
+    """Six adversaries, two boxes, four epsilons, 10 measurements of 10,000 trials.
+
+    The defaults are Matsumoto et al. 2022, section 4.1. `clients` is the number of
+    clients whose answers one update averages (Table 3); only the black box sees it.
+    """
+
+    epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+    adversaries: tuple[Adversary, ...] = tuple(ADVERSARIES.values())
+    boxes: tuple[Box, ...] = (Box.WHITE, Box.BLACK)
+    trials: int = 10_000
+    measurements: int = 10
+    clip: float = 1.0
+    clients: int = 1
+    server: Server = Server()
+    white_rule: WhiteRule = Cosine()
+    significance: float = SIGNIFICANCE
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(len(self.epsilons) > 0, "name at least one epsilon")
+        for epsilon in self.epsilons:
+            check_epsilon(epsilon)
+        require(len(self.adversaries) > 0, "name at least one adversary")
+        require(len(self.boxes) > 0, "name at least one box: white or black")
+        check_trials(self.trials)
+        require(
+            self.measurements >= 1,
+            f"measurements must be at least 1, got {self.measurements}",
+        )
+        require(
+            math.isfinite(self.clip) and self.clip > 0,
+            f"clip must be positive and finite, got {self.clip}",
+        )
+        require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
+        check_significance(self.significance)
+
+
+def check_significance(significance: float) -> None:
+    """Raises unless 1 - significance is a confidence that a bound can have."""
+    require(
+        0 < significance < 0.5,
+        f"significance must lie in (0, 0.5), got {significance}",
+    )
