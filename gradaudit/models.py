@@ -232,3 +232,16 @@ def from_function(
     """Makes any pure `logits(params, inputs)` a Model (see `Model` for the names)."""
     network = Function(logits, init)
     return Model(name, network, tuple(input_shape), classes, output_layer, input_layer)
+
+
+def for_shared_weights(model: Model) -> Model:
+    """Returns the model tuned for many victims that share one set of weights."""
+    network = model.network
+    if (
+        isinstance(network, ConvNet)
+        and network.conv_path is Path.AUTO
+        and jax.default_backend() == "cpu"
+    ):
+        network = network.clone(conv_path=Path.SHARED)
+        return dataclasses.replace(model, network=network)
+    return model

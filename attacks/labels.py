@@ -1,0 +1,134 @@
+"""What the attacker takes for the private labels: read off the gradient, or guessed.
+
+A strategy returns labels (examples,), or None when the labels are unknowns of the
+optimisation itself.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from gradaudit.attacks.base import examples_of
+from gradaudit.errors import InputError
+from gradaudit.types import Key, Model, Observation
+
+
+class LabelStrategy(Protocol):
+    """A way to get labels from an observation."""
+
+    def __call__(
+        self, key: Key, model: Model, observation: Observation
+    ) -> jax.Array | None:
+        """Returns labels (examples,), or None to optimise them jointly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """The threat model hands the labels to the attacker."""
+
+    def __call__(
+        self, key: Key, model: Model, observation: Observation
+    ) -> jax.Array | None:
+        """Returns the observation's labels."""
+        if observation.labels is None:
+            raise InputError(
+                "this attack needs to know the labels, and this threat model does not "
+                "give them: choose labels=last-layer"
+            )
+        return observation.labels
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint:
+    """A soft label per example, optimised together with the pixels (DLG)."""
+
+    def __call__(
+        self, key: Key, model: Model, observation: Observation
+    ) -> jax.Array | None:
+        """Returns None: the optimiser finds them."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class LastLayer:
+    """The class whose row of the last dense layer's gradient has the smallest sum.
+
+    Exact for one example when the features are non-negative (iDLG, CPL). Batches
+    are handed to `Counts`.
+    """
+
+    def __call__(
+        self, key: Key, model: Model, observation: Observation
+    ) -> jax.Array | None:
+        """Returns the inferred labels."""
+        if examples_of(observation) > 1:
+            return Counts()(key, model, observation)
+        kernel = _output(model, observation.gradient)["kernel"]
+        return jnp.argmin(jnp.sum(kernel, axis=0))[None].astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class FromBias:
+    """The negative entry of the last bias' gradient (softmax - one-hot)."""
+
+    def __call__(
+        self, key: Key, model: Model, observation: Observation
+    ) -> jax.Array | None:
+        """Returns the inferred labels."""
+        if examples_of(observation) > 1:
+            return Counts()(key, model, observation)
+        bias = _bias(model, observation)
+        return jnp.argmin(bias)[None].astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """The multiset of labels of a batch, repeats included.
+
+    The last bias' gradient of a mean loss is mean(softmax) - count / batch. The
+    attacker knows the parameters, so that random inputs of its own show what
+    mean(softmax) is like; what remains is count, allotted greedily to whole labels.
+    """
+
+    samples: int = 64
+
+    def __call__(
+        self, key: Key, model: Model, observation: Observation
+    ) -> jax.Array | None:
+        """Returns the labels, sorted by class."""
+        examples = examples_of(observation)
+        own = jax.random.uniform(key, (self.samples, *model.input_shape))
+        softmax = jnp.mean(jax.nn.softmax(model.apply(observation.params, own)), axis=0)
+        # Several local steps sum their gradients: back to the mean over all examples.
+        bias = _bias(model, observation) / observation.local_steps
+        counts = examples * (softmax - bias)
+
+        def allot(remaining: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            label = jnp.argmax(remaining)
+            return remaining.at[label].add(-1.0), label
+
+        _, labels = jax.lax.scan(allot, counts, None, length=examples)
+        return jnp.sort(labels).astype(jnp.int32)
+
+
+def _output(
+    model: Model, gradient: dict[str, dict[str, jax.Array]]
+) -> dict[str, jax.Array]:
+    if model.output_layer is None:
+        raise InputError(
+            f"model {model.name!r} names no output_layer, so that labels can't be read "
+            "off its gradient: name it, or choose labels=joint"
+        )
+    return gradient[model.output_layer]
+
+
+def _bias(model: Model, observation: Observation) -> jax.Array:
+    layer = _output(model, observation.gradient)
+    if "bias" not in layer:
+        raise InputError(
+            f"the output layer of model {model.name!r} has no bias: "
+            "choose labels=last-layer for one example, labels=joint for a batch"
+        )
+    return layer["bias"]

@@ -1,0 +1,413 @@
+"""The loop, written once: hundreds of victims stream through fixed slots.
+
+One compiled program advances every slot by a few attack iterations; between two
+calls the finished victims leave, the next ones take their slots, progress is told,
+and Ctrl-C ends the run with what there is. Memory depends on the number of slots
+only. A slot's arithmetic depends on nothing but its own victim, so that neither the
+order nor the number of devices changes a result.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from gradaudit import parallel
+from gradaudit.attacks import matching as matching_module
+from gradaudit.attacks.base import Best
+from gradaudit.attacks.lbfgs import LBFGS
+from gradaudit.attacks.matching import Matching, layout_of
+from gradaudit.models import for_shared_weights
+from gradaudit.types import Key, Model, Observation, PyTree, Reconstruction, Status
+
+_EVALUATIONS_PER_CALL = 40  # progress about once a second, little waste at the end
+
+
+@dataclasses.dataclass(frozen=True)
+class Victims:
+    """What the attacker can ask for: the observations of some victims, stacked.
+
+    `observe(ids)` returns an Observation whose gradient (and labels, if known) have
+    a leading axis of len(ids); the parameters are shared by all.
+    """
+
+    count: int
+    observe: Callable[[NDArray[np.int64]], Observation]
+
+
+class Watcher(Protocol):
+    """Somebody who looks at a run from outside; attacks never hear back."""
+
+    def __call__(self, snapshot: "Snapshot") -> None:
+        """Is told after every call of the compiled program."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The iterates of one call: (iterations, slots, ...), with whose they are."""
+
+    trials: NDArray[np.int64]  # (slots,) victim * restarts + restart; -1 = empty
+    iteration: NDArray[np.int32]  # (iterations, slots) how many were run, from 1
+    running: NDArray[np.bool_]  # (iterations, slots) whether the entry counts
+    objective: NDArray[np.float32]  # (iterations, slots) attacker's best so far
+    best: jax.Array  # (iterations, slots, examples, *shape) attacker-selected
+    current: jax.Array  # (iterations, slots, examples, *shape)
+    finished: int  # trials that are done
+    total: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """One slot's search (stacked over slots)."""
+
+    position: jax.Array
+    memory: PyTree
+    best: Best
+    labels: jax.Array
+    iteration: jax.Array
+    evaluations: jax.Array
+    status: jax.Array
+    first_value: jax.Array
+    mark_value: jax.Array  # the best objective `patience` iterations ago
+    mark_iteration: jax.Array
+
+
+def default_slots(model: Model, matching: Matching, examples: int) -> int:
+    """Returns how many victims one device attacks at a time.
+
+    On CPU a slot's work should stay in the core's cache; accelerators want width.
+    """
+    if jax.default_backend() != "cpu":
+        return 256
+    unknowns = int(np.prod(model.input_shape)) * examples
+    return int(np.clip(16 * 1024 // unknowns, 4, 16))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _begin(
+    model: Model,
+    matching: Matching,
+    template: Observation,
+    params: PyTree,
+    keys: jax.Array,
+    gradients: PyTree,
+    labels: jax.Array | None,
+) -> State:
+    def one(params: PyTree, key: Key, gradient: PyTree, label: Any) -> State:
+        observation = dataclasses.replace(
+            template, params=params, gradient=gradient, labels=label
+        )
+        position, inferred = matching_module.first_position(
+            key, matching, model, observation
+        )
+        zero = jnp.zeros((), jnp.int32)
+        infinite = jnp.asarray(jnp.inf, position.dtype)
+        return State(
+            position=position,
+            memory=matching.optimizer.init(position),
+            best=Best.start(position),
+            labels=inferred,
+            iteration=zero,
+            evaluations=zero,
+            status=jnp.asarray(Status.RUNNING, jnp.int32),
+            first_value=infinite,
+            mark_value=infinite,
+            mark_iteration=zero,
+        )
+
+    def shard(params: PyTree, *units: Any) -> State:
+        return jax.vmap(functools.partial(one, params))(*units)
+
+    result: State = parallel.over_units(shard, shared=1)(
+        params, keys, gradients, labels
+    )
+    return result
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _admit(state: State, fresh: State, arrived: jax.Array) -> State:
+    """Replaces the slots of the arrived; jit keeps it in place."""
+
+    def choose(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.where(arrived.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+    result: State = jax.tree.map(choose, state, fresh)
+    return result
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=5)
+def _advance(
+    model: Model,
+    matching: Matching,
+    template: Observation,
+    iterations: int,
+    params: PyTree,
+    state: State,
+    gradients: PyTree,
+) -> tuple[State, dict[str, jax.Array]]:
+    def one(
+        params: PyTree, state: State, gradient: PyTree
+    ) -> tuple[State, dict[str, jax.Array]]:
+        observation = dataclasses.replace(template, params=params, gradient=gradient)
+        was_running = state.status == Status.RUNNING
+        progress = matching_module.iterate(
+            matching,
+            model,
+            observation,
+            state.labels,
+            state.iteration,
+            state.position,
+            state.memory,
+            state.best,
+        )
+        after = _judge(
+            matching,
+            matching_module.target_objective(matching, observation),
+            state,
+            progress,
+        )
+        # The memory is large and of no use to a finished victim: never copied.
+        small = dataclasses.replace(after, memory=None)
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(was_running, new, old),
+            small,
+            dataclasses.replace(state, memory=None),
+        )
+        following = dataclasses.replace(kept, memory=after.memory)
+        layout = layout_of(matching, model, observation)
+        record = {
+            "running": was_running,
+            "iteration": following.iteration,
+            "objective": following.best.value,
+            "best": layout.images(following.best.position),
+            "current": layout.images(following.position),
+        }
+        return following, record
+
+    def shard(
+        params: PyTree, state: State, gradients: PyTree
+    ) -> tuple[State, dict[str, jax.Array]]:
+        def step(state: State, _: None) -> tuple[State, dict[str, jax.Array]]:
+            return jax.vmap(functools.partial(one, params))(state, gradients)
+
+        return jax.lax.scan(step, state, None, length=iterations)
+
+    result: tuple[State, dict[str, jax.Array]] = parallel.over_units(
+        shard, shared=1, leading=1
+    )(params, state, gradients)
+    return result
+
+
+def _judge(matching: Matching, target: jax.Array, state: State, progress: Any) -> State:
+    """Applies the stop rules to one victim after an iteration."""
+    stop = matching.stop
+    iteration = state.iteration + 1
+    value = progress.best.value
+    first = jnp.where(state.iteration == 0, value, state.first_value)
+    mark_due = iteration - state.mark_iteration >= stop.patience
+    stalled = mark_due & (value > (1.0 - stop.improvement) * state.mark_value)
+    exploded = progress.value > stop.explosion * first
+    diverged = progress.diverged | exploded | ~jnp.isfinite(value)
+    # An optimizer that evaluated once and did not move never will.
+    stuck = ~progress.active & (progress.evaluations <= 1)
+    status = jnp.select(
+        [diverged, (value <= target) | stuck, stalled, iteration >= stop.iterations],
+        [Status.DIVERGED, Status.CONVERGED, Status.STALLED, Status.BUDGET],
+        Status.RUNNING,
+    )
+    return State(
+        position=progress.position,
+        memory=progress.memory,
+        best=progress.best,
+        labels=state.labels,
+        iteration=iteration,
+        evaluations=state.evaluations + progress.evaluations,
+        status=status.astype(jnp.int32),
+        first_value=first,
+        mark_value=jnp.where(mark_due, value, state.mark_value),
+        mark_iteration=jnp.where(mark_due, iteration, state.mark_iteration),
+    )
+
+
+def reconstruct_all(
+    key: Key,
+    model: Model,
+    matching: Matching,
+    victims: Victims,
+    slots: int | None = None,
+    watcher: Watcher | None = None,
+) -> Reconstruction:
+    """Attacks every victim; returns the attacker-selected results, stacked.
+
+    After Ctrl-C the unfinished are marked INTERRUPTED (and NaN where none began).
+    `slots` is the number of victims that one device holds at a time.
+    """
+    conveyor = _Conveyor(key, model, matching, victims, slots)
+    try:
+        for snapshot in conveyor.run():
+            if watcher is not None:
+                watcher(snapshot)
+    except KeyboardInterrupt:
+        conveyor.collect(everything=True)
+    return conveyor.selected()
+
+
+class _Conveyor:
+    """The host's side of the loop: who sits in which slot, and what came out."""
+
+    def __init__(
+        self,
+        key: Key,
+        model: Model,
+        matching: Matching,
+        victims: Victims,
+        slots: int | None,
+    ) -> None:
+        first = victims.observe(np.zeros(1, np.int64))
+        self._template = dataclasses.replace(
+            first, params=None, gradient=None, labels=None
+        )
+        unrolls = first.local_steps > 1 and matching.unroll
+        self._model = model if unrolls else for_shared_weights(model)
+        self._matching, self._victims, self._key = matching, victims, key
+        self._params = parallel.place(first.params, shared=True)
+        self._layout = layout_of(matching, model, first)
+        self._total = victims.count * matching.restarts
+        wanted = slots or default_slots(model, matching, self._layout.inputs[0])
+        devices = parallel.device_count()
+        per_device = max(1, min(wanted, -(-self._total // devices)))
+        self._trials = np.full(per_device * devices, -1, np.int64)
+        self._next = 0
+        self._finished = 0
+        self._state: State | None = None
+        self._gradients: PyTree = None
+        per_iteration = getattr(matching.optimizer, "updates", 1)
+        self._iterations = max(1, _EVALUATIONS_PER_CALL // per_iteration)
+        self._out = self._blank()
+
+    def run(self) -> Iterator[Snapshot]:
+        """Advances until nobody is left, yielding what happened."""
+        self._fill()
+        while (self._trials >= 0).any():
+            self._state, record = _advance(
+                self._model,
+                self._matching,
+                self._template,
+                self._iterations,
+                self._params,
+                self._state,
+                self._gradients,
+            )
+            trials = self._trials.copy()
+            self.collect()
+            yield Snapshot(
+                trials=trials,
+                iteration=np.asarray(record["iteration"]),
+                running=np.asarray(record["running"]) & (trials >= 0),
+                objective=np.asarray(record["objective"]),
+                best=record["best"],
+                current=record["current"],
+                finished=self._finished,
+                total=self._total,
+            )
+            self._fill()
+
+    def collect(self, everything: bool = False) -> None:
+        """Takes the results of finished slots (or all of them) and empties them."""
+        if self._state is None:
+            return
+        status = np.asarray(self._state.status)
+        done = (self._trials >= 0) & (everything | (status != Status.RUNNING))
+        if not done.any():
+            return
+        where, state = self._trials[done], self._state
+        position = jnp.asarray(np.asarray(state.best.position)[done])
+        labels = np.asarray(state.labels)[done]
+        for slot, trial in enumerate(where):
+            self._out.inputs[trial] = self._layout.images(position[slot])
+            self._out.labels[trial] = matching_module.final_labels(
+                self._layout, position[slot], labels[slot]
+            )
+        self._out.objective[where] = np.asarray(state.best.value)[done]
+        self._out.iterations[where] = np.asarray(state.iteration)[done]
+        self._out.evaluations[where] = np.asarray(state.evaluations)[done]
+        running = status[done] == Status.RUNNING
+        self._out.status[where] = np.where(running, Status.INTERRUPTED, status[done])
+        self._trials[done] = -1
+        self._finished += int(done.sum())
+
+    def selected(self) -> Reconstruction:
+        """Returns the best restart of each victim by the attacker's own objective."""
+        restarts = self._matching.restarts
+        by_victim = self._out.objective.reshape(-1, restarts)
+        choice = np.argmin(np.nan_to_num(by_victim, nan=np.inf), axis=1)
+        chosen = np.arange(len(choice)) * restarts + choice
+        result = jax.tree.map(lambda leaf: leaf[chosen], self._out)
+        # What it cost is the sum over restarts; the rest belongs to the chosen one.
+        spent = self._out.evaluations.reshape(-1, restarts).sum(axis=1)
+        return dataclasses.replace(result, evaluations=spent)
+
+    def _fill(self) -> None:
+        free = np.flatnonzero(self._trials < 0)
+        arriving = np.arange(self._next, min(self._next + len(free), self._total))
+        if not len(arriving):
+            return
+        self._next += len(arriving)
+        seats = free[: len(arriving)]
+        self._trials[seats] = arriving
+        trials = np.maximum(self._trials, 0)
+        restarts = self._matching.restarts
+        # Always all slots, so that the victims' side is compiled once.
+        observed = self._victims.observe(trials // restarts)
+        gradients = parallel.place(observed.gradient)
+        keys = parallel.place(
+            _trial_keys(self._key, trials // restarts, trials % restarts)
+        )
+        fresh = _begin(
+            self._model,
+            self._matching,
+            self._template,
+            self._params,
+            keys,
+            gradients,
+            None if observed.labels is None else parallel.place(observed.labels),
+        )
+        arrived = np.zeros(len(self._trials), bool)
+        arrived[seats] = True
+        # Observations are deterministic: those who stay get their own again.
+        self._gradients = gradients
+        if self._state is None:
+            vacant = dataclasses.replace(
+                fresh, status=jnp.where(arrived, fresh.status, Status.BUDGET)
+            )
+            self._state = vacant
+        else:
+            self._state = _admit(self._state, fresh, parallel.place(arrived))
+
+    def _blank(self) -> Reconstruction:
+        count, examples = self._total, self._layout.inputs[0]
+        return Reconstruction(
+            inputs=np.full((count, *self._layout.inputs), np.nan, np.float32),
+            labels=np.full((count, examples), -1, np.int32),
+            objective=np.full(count, np.nan, np.float32),
+            iterations=np.zeros(count, np.int32),
+            evaluations=np.zeros(count, np.int32),
+            status=np.full(count, Status.INTERRUPTED, np.int32),
+        )
+
+
+@jax.jit
+def _trial_keys(key: Key, victims: jax.Array, restarts: jax.Array) -> jax.Array:
+    def one(victim: jax.Array, restart: jax.Array) -> Key:
+        return jax.random.fold_in(jax.random.fold_in(key, victim), restart)
+
+    return jax.vmap(one)(victims, restarts)
+
+
+__all__ = ["LBFGS", "Snapshot", "Victims", "Watcher", "reconstruct_all"]

@@ -1,0 +1,255 @@
+"""Gradient matching: every published optimisation attack is one value of `Matching`.
+
+The attacker looks for data whose gradient is the one that leaked. This file holds
+the choice of parts and the objective; the loop that runs it is in `loop`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradaudit import tree
+from gradaudit.attacks.base import Best, check_observation, examples_of
+from gradaudit.attacks.distances import Distance, SquaredL2
+from gradaudit.attacks.inits import Initialization, Patterned
+from gradaudit.attacks.labels import LabelStrategy, LastLayer
+from gradaudit.attacks.lbfgs import LBFGS
+from gradaudit.attacks.optimizers import Optimizer, Progress
+from gradaudit.attacks.priors import Prior
+from gradaudit.attacks.unrolling import accumulated_gradient
+from gradaudit.errors import require
+from gradaudit.kernels import one_hot
+from gradaudit.types import Key, Model, Observation, PyTree, Reconstruction
+
+ValueAndGradient = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """When an attack on one victim ends; only the attacker's own objective counts.
+
+    `objective` is relative to the squared norm of what leaked for L2, absolute for
+    distances that have no scale. `patience`: iterations in which the best objective
+    must fall by at least `improvement` (a share), or the attack counts as stalled.
+    """
+
+    iterations: int = 300
+    objective: float = 0.0
+    patience: int = 20
+    improvement: float = 0.01
+    explosion: float = 1e6  # objective / first objective that counts as diverged
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "patience"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} must be at least 1, got {value}")
+        require(
+            self.objective >= 0, f"objective must not be negative, got {self.objective}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Matching:
+    """An optimisation attack, made of parts."""
+
+    init: Initialization = Patterned()
+    labels: LabelStrategy = LastLayer()
+    distance: Distance = SquaredL2()
+    priors: tuple[Prior, ...] = ()
+    optimizer: Optimizer = LBFGS()
+    box: bool = False  # project onto [0, 1] after every update
+    cyclic: bool = False  # move only input i mod B in attack iteration i
+    unroll: bool = True  # replay the client's local steps when there are several
+    stop: Stop = Stop()
+    restarts: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.restarts >= 1, f"restarts must be at least 1, got {self.restarts}")
+
+    def reconstruct(
+        self, key: Key, model: Model, observation: Observation
+    ) -> Reconstruction:
+        """Returns what the attacker hands in for one observation."""
+        from gradaudit.attacks.loop import Victims, reconstruct_all
+
+        check_observation(model, observation)
+        gradient = jax.tree.map(
+            lambda leaf: np.asarray(leaf)[None], observation.gradient
+        )
+        labels = observation.labels
+        stacked = dataclasses.replace(
+            observation,
+            gradient=gradient,
+            labels=None if labels is None else labels[None],
+        )
+        source = Victims(count=1, observe=lambda _: stacked)
+        result = reconstruct_all(key, model, self, source)
+        return jax.tree.map(lambda leaf: leaf[0], result)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How dummy inputs and, if unknown, soft labels lie in one vector."""
+
+    inputs: tuple[int, ...]  # (examples, *input_shape)
+    classes: int
+    joint: bool
+
+    @property
+    def pixels(self) -> int:
+        """The number of coordinates that are pixels."""
+        return int(np.prod(self.inputs))
+
+    def images(self, position: jax.Array) -> jax.Array:
+        """Returns the dummy inputs."""
+        return position[: self.pixels].reshape(self.inputs)
+
+    def scores(self, position: jax.Array) -> jax.Array:
+        """Returns the unnormalised soft labels (joint only)."""
+        return position[self.pixels :].reshape(self.inputs[0], self.classes)
+
+
+def layout_of(matching: Matching, model: Model, observation: Observation) -> Layout:
+    """Returns the layout of one victim's unknowns."""
+    from gradaudit.attacks.labels import Joint
+
+    shape = (examples_of(observation), *model.input_shape)
+    return Layout(shape, model.classes, isinstance(matching.labels, Joint))
+
+
+def first_position(
+    key: Key, matching: Matching, model: Model, observation: Observation
+) -> tuple[jax.Array, jax.Array]:
+    """Returns where the search starts, and the labels it takes for the true ones."""
+    layout = layout_of(matching, model, observation)
+    pixel_key, label_key = jax.random.split(key)
+    pixels = matching.init(pixel_key, layout.inputs).reshape(-1).astype(jnp.float32)
+    labels = matching.labels(label_key, model, observation)
+    if labels is not None:
+        return pixels, labels
+    scores = jax.random.normal(label_key, (layout.inputs[0] * layout.classes,))
+    return jnp.concatenate([pixels, scores]), jnp.zeros(layout.inputs[0], jnp.int32)
+
+
+def final_labels(layout: Layout, position: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the labels that the attacker hands in."""
+    if not layout.joint:
+        return labels
+    return jnp.argmax(layout.scores(position), axis=-1).astype(jnp.int32)
+
+
+def objective(
+    matching: Matching, model: Model, observation: Observation, labels: jax.Array
+) -> ValueAndGradient:
+    """Returns the function position -> (objective, its gradient).
+
+    For one local step the gradient is taken as the derivative in the pixels of the
+    loss' directional derivative along the residual: equal to reverse over reverse,
+    and cheaper, because the parameters are differentiated forward only.
+    """
+    layout = layout_of(matching, model, observation)
+    params = observation.params
+
+    def unpack(position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if layout.joint:
+            targets = jax.nn.softmax(layout.scores(position))
+        else:
+            targets = one_hot(labels, layout.classes)
+        return layout.images(position), targets
+
+    def penalty(position: jax.Array) -> jax.Array:
+        images = layout.images(position)
+        return sum((prior(images) for prior in matching.priors), jnp.zeros(()))
+
+    def of_gradient(gradient: PyTree) -> jax.Array:
+        return matching.distance(gradient, observation.gradient)
+
+    def one_step(position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        images, targets = unpack(position)
+        gradient = jax.grad(model.loss)(params, images, targets)
+        value, residual = jax.value_and_grad(of_gradient)(gradient)
+
+        def slope(where: jax.Array) -> jax.Array:
+            at = unpack(where)
+            return jax.jvp(lambda p: model.loss(p, *at), (params,), (residual,))[1]
+
+        return value, jax.grad(slope)(position)
+
+    def many_steps(position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def value(where: jax.Array) -> jax.Array:
+            images, targets = unpack(where)
+            return of_gradient(
+                accumulated_gradient(
+                    model,
+                    params,
+                    images,
+                    targets,
+                    observation.local_steps,
+                    observation.learning_rate,
+                )
+            )
+
+        return jax.value_and_grad(value)(position)
+
+    unrolls = observation.local_steps > 1 and matching.unroll
+    matched = many_steps if unrolls else one_step
+
+    def total(position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, gradient = matched(position)
+        if not matching.priors:
+            return value, gradient
+        extra, slope = jax.value_and_grad(penalty)(position)
+        return value + extra, gradient + slope
+
+    return total
+
+
+def projection(matching: Matching, layout: Layout) -> Callable[[jax.Array], jax.Array]:
+    """Returns the projection after every update: the pixel box, or nothing."""
+    if not matching.box:
+        return lambda position: position
+    is_pixel = np.arange(
+        layout.pixels + layout.joint * layout.inputs[0] * layout.classes
+    )
+    inside = is_pixel < layout.pixels
+    return lambda position: jnp.where(inside, jnp.clip(position, 0.0, 1.0), position)
+
+
+def target_objective(matching: Matching, observation: Observation) -> jax.Array:
+    """Returns the objective below which the attacker is satisfied."""
+    scale = 1.0
+    if isinstance(matching.distance, SquaredL2):
+        scale = tree.dot(observation.gradient, observation.gradient)
+    return jnp.asarray(matching.stop.objective * scale, jnp.float32)
+
+
+def iterate(
+    matching: Matching,
+    model: Model,
+    observation: Observation,
+    labels: jax.Array,
+    iteration: jax.Array,
+    position: jax.Array,
+    memory: PyTree,
+    best: Best,
+) -> Progress:
+    """Runs one attack iteration on one victim."""
+    layout = layout_of(matching, model, observation)
+    evaluate = objective(matching, model, observation, labels)
+    project = projection(matching, layout)
+    if not matching.cyclic:
+        return matching.optimizer.iterate(evaluate, project, position, memory, best)
+    owner = jnp.arange(layout.pixels) // int(np.prod(layout.inputs[1:]))
+    moves = owner == iteration % layout.inputs[0]
+    mask = jnp.concatenate([moves, jnp.ones(position.size - layout.pixels, bool)])
+
+    def masked(where: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, gradient = evaluate(where)
+        return value, jnp.where(mask, gradient, 0.0)
+
+    # Another input moves now: what was remembered belongs to another function.
+    fresh = matching.optimizer.init(position)
+    return matching.optimizer.iterate(masked, project, position, fresh, best)

@@ -1,0 +1,149 @@
+"""Optimizers over one flat position; one call of `iterate` is one attack iteration.
+
+L-BFGS with torch's rules is in `lbfgs`; these wrap optax.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradaudit.attacks.base import Best
+from gradaudit.attacks.lbfgs import LBFGS, Evaluate, Progress, Project
+from gradaudit.errors import require
+
+__all__ = ["LBFGS", "Adam", "Evaluate", "LineSearchLBFGS", "Optimizer", "Progress"]
+
+
+class Optimizer(Protocol):
+    """A frozen dataclass that moves one victim's position."""
+
+    def init(self, position: jax.Array) -> Any:
+        """Returns the memory before the first iteration."""
+
+    def iterate(
+        self,
+        evaluate: Evaluate,
+        project: Project,
+        position: jax.Array,
+        memory: Any,
+        best: Best,
+    ) -> Progress:
+        """Runs one attack iteration."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam:
+    """Adam, on the gradient or (signed) on its sign (Geiping et al. 2020).
+
+    The rate is multiplied by 0.1 at 3/8, 5/8 and 7/8 of `decay_over` iterations; 0
+    keeps it constant.
+    """
+
+    learning_rate: float = 0.1
+    signed: bool = False
+    decay_over: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            self.learning_rate > 0,
+            f"learning_rate must be positive, got {self.learning_rate}",
+        )
+
+    def init(self, position: jax.Array) -> Any:
+        """Returns optax's state."""
+        return self._transformation().init(position)
+
+    def iterate(
+        self,
+        evaluate: Evaluate,
+        project: Project,
+        position: jax.Array,
+        memory: Any,
+        best: Best,
+    ) -> Progress:
+        """Runs one step."""
+        value, gradient = evaluate(position)
+        direction = jnp.sign(gradient) if self.signed else gradient
+        updates, memory = self._transformation().update(direction, memory)
+        return _one_evaluation(
+            position, project(position + updates), value, gradient, memory, best
+        )
+
+    def _transformation(self) -> Any:
+        rate: Callable[[Any], Any] | float = self.learning_rate
+        if self.decay_over:
+            marks = {self.decay_over * k // 8: 0.1 for k in (3, 5, 7)}
+            rate = optax.piecewise_constant_schedule(self.learning_rate, marks)
+        return optax.adam(rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class LineSearchLBFGS:
+    """optax.lbfgs with its zoom line search: steadier, about twice the cost."""
+
+    history: int = 20
+    search_steps: int = 15
+
+    def init(self, position: jax.Array) -> Any:
+        """Returns optax's state."""
+        return self._transformation().init(position)
+
+    def iterate(
+        self,
+        evaluate: Evaluate,
+        project: Project,
+        position: jax.Array,
+        memory: Any,
+        best: Best,
+    ) -> Progress:
+        """Runs one update with its line search."""
+
+        # The objective has its own gradient; the search differentiates through it.
+        @jax.custom_jvp
+        def value_of(where: jax.Array) -> jax.Array:
+            return evaluate(where)[0]
+
+        @value_of.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            value, gradient = evaluate(primals[0])
+            return value, jnp.vdot(gradient, tangents[0])
+
+        value, gradient = evaluate(position)
+        updates, memory = self._transformation().update(
+            gradient, memory, position, value=value, grad=gradient, value_fn=value_of
+        )
+        searched = optax.tree.get(memory, "num_linesearch_steps")
+        progress = _one_evaluation(
+            position, project(position + updates), value, gradient, memory, best
+        )
+        return dataclasses.replace(
+            progress, evaluations=progress.evaluations + searched.astype(jnp.int32)
+        )
+
+    def _transformation(self) -> Any:
+        search = optax.scale_by_zoom_linesearch(max_linesearch_steps=self.search_steps)
+        return optax.lbfgs(memory_size=self.history, linesearch=search)
+
+
+def _one_evaluation(
+    before: jax.Array,
+    after: jax.Array,
+    value: jax.Array,
+    gradient: jax.Array,
+    memory: Any,
+    best: Best,
+) -> Progress:
+    finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
+    return Progress(
+        position=jnp.where(finite, after, before),
+        memory=memory,
+        best=best.improve(before, jnp.where(finite, value, jnp.inf)),
+        active=finite,
+        evaluations=jnp.ones((), jnp.int32),
+        value=value,
+        diverged=~finite,
+    )
