@@ -1,0 +1,111 @@
+"""All methods side by side: epsilon of a sequence of events."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+from gradaudit.accounting.events import Events, Unit, check_delta
+from gradaudit.accounting.loss import LossDistribution
+from gradaudit.accounting.methods import (
+    ADVANCED,
+    BASE,
+    MOMENTS,
+    OPTIMAL,
+    RENYI,
+    ZCDP,
+)
+from gradaudit.accounting.published import Method, Question, as_published, clean
+from gradaudit.errors import unknown_name
+
+METHODS: Mapping[str, Method] = {
+    "base": BASE,
+    "advanced": ADVANCED,
+    "optimal": OPTIMAL,
+    "zcdp": ZCDP,
+    "moments": MOMENTS,
+    "rdp": RENYI,
+    "pld": LossDistribution(),
+}
+CONVENTIONS: Mapping[str, Callable[[Method, Events, float], Question]] = {
+    "clean": clean,
+    "paper": as_published,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spent:
+    """One method's answer: epsilon, and the delta that goes with it.
+
+    `reason` says why epsilon is infinite, if it is.
+    """
+
+    epsilon: float
+    delta: float
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """The answers of all methods, and what the question was."""
+
+    methods: Mapping[str, Spent]
+    delta: float
+    steps: int
+    unit: Unit
+    convention: str
+
+    def __getitem__(self, method: str) -> float:
+        """Returns one method's epsilon."""
+        return self.methods[find_method(method, self.methods)].epsilon
+
+
+def find_method(name: str, known: Mapping[str, object] = METHODS) -> str:
+    """Returns the name if it is in the table, else raises in words."""
+    if name not in known:
+        raise unknown_name("accounting method", name, known)
+    return name
+
+
+def ask(name: str, events: Events, delta: float, convention: str = "clean") -> Question:
+    """Returns the method and the events under a convention."""
+    if convention not in CONVENTIONS:
+        raise unknown_name("convention", convention, CONVENTIONS)
+    check_delta(delta)
+    return CONVENTIONS[convention](METHODS[find_method(name)], events, delta)
+
+
+def spend(name: str, events: Events, delta: float, convention: str = "clean") -> Spent:
+    """Returns one method's answer."""
+    method, asked = ask(name, events, delta, convention)
+    epsilon = method.epsilon(asked, delta)
+    reason = "" if math.isfinite(epsilon) else _why_infinite(events)
+    return Spent(epsilon, method.spent_delta(events, delta), reason)
+
+
+def account(
+    events: Events,
+    delta: float = 1e-5,
+    *,
+    unit: Unit = Unit.EXAMPLE,
+    convention: str = "clean",
+) -> Account:
+    """Returns every method's epsilon for these events.
+
+    Args:
+      events: what is released; see `gaussian` and `pure`.
+      delta: the probability that the guarantee may fail.
+      unit: whose presence is hidden; it is only passed on to the answer.
+      convention: "clean", or "paper" for the papers' rounding and off-by-one.
+    """
+    answers = {name: spend(name, events, delta, convention) for name in METHODS}
+    return Account(answers, delta, events.steps, unit, convention)
+
+
+def _why_infinite(events: Events) -> str:
+    weakest = float(events.noise[~events.pure].min(initial=math.inf))
+    if not math.isfinite(weakest):
+        return (
+            f"epsilon = {float(events.noise.max()):.3g} per step is so large that this "
+            "bound overflows"
+        )
+    return f"sigma = {weakest:.3g} is so small that this bound overflows"
