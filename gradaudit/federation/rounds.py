@@ -58,8 +58,8 @@ class RoundInfo:
     """What a person wants to see of a round."""
 
     losses: jax.Array  # (clients,) mean loss of each client's local iterations
-    norm_before: jax.Array  # (tensors,) batch gradient without the defense, mean
-    norm_after: jax.Array  # (tensors,) batch gradient as it was applied, mean
+    norm_before: jax.Array  # (tensors,) first batch gradient without the defense
+    norm_after: jax.Array  # (tensors,) first batch gradient as applied; client mean
 
 
 @jax.tree_util.register_dataclass
@@ -217,8 +217,8 @@ def _totals(
         weight=jnp.sum(weights),
         sent=weighted_sum(recipe.aggregation, state.params, reports.update, weights),
         states=jax.tree.map(total, (reports.per_example, reports.update_states)),
-        norm_before=total(jnp.mean(steps.norm_before, axis=1)),
-        norm_after=total(jnp.mean(steps.norm_after, axis=1)),
+        norm_before=total(steps.norm_before[:, 0]),
+        norm_after=total(steps.norm_after[:, 0]),
     )
 
 
