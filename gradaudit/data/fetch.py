@@ -98,7 +98,7 @@ def _download(name: str, source: Source) -> Path:
 
 def _keep(name: str, source: Source, contents: Contents, origin: str) -> None:
     arrays = store.named_arrays(contents)
-    for array_name in source.arrays.keys() | arrays.keys():
+    for array_name in sorted(source.arrays.keys() | arrays.keys()):
         found = store.digest(arrays[array_name]) if array_name in arrays else "missing"
         expected = source.arrays.get(array_name, "not part of this set")
         require(
