@@ -5,3 +5,29 @@ if __name__ != "gradaudit.attacks":
         "this folder is the package gradaudit.attacks: "
         "write `import gradaudit.attacks`, not `import attacks`"
     )
+
+from gradaudit.attacks.analytic import Analytic
+from gradaudit.attacks.base import Attack, Snapshot, Victims
+from gradaudit.attacks.lbfgs import LBFGS
+from gradaudit.attacks.matching import Matching, Stop
+from gradaudit.attacks.optimizers import Adam, LineSearchLBFGS
+from gradaudit.attacks.presets import PRESETS, Preset, analytic, cpl, dlg, gradinv, idlg
+
+__all__ = [
+    "LBFGS",
+    "PRESETS",
+    "Adam",
+    "Analytic",
+    "Attack",
+    "LineSearchLBFGS",
+    "Matching",
+    "Preset",
+    "Snapshot",
+    "Stop",
+    "Victims",
+    "analytic",
+    "cpl",
+    "dlg",
+    "gradinv",
+    "idlg",
+]

@@ -1,14 +1,57 @@
 """What every attack shares: its signature, and what the attacker can check."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Protocol, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
 from gradaudit import tree
 from gradaudit.errors import InputError, require
 from gradaudit.types import Key, Model, Observation, Reconstruction
+
+
+@dataclasses.dataclass(frozen=True)
+class Victims:
+    """What an attacker can ask for: the observations of some victims, stacked.
+
+    `observe(ids)` returns an Observation whose gradient (and labels, if known) have
+    a leading axis of len(ids); the parameters are shared by all.
+    """
+
+    count: int
+    observe: Callable[[NDArray[np.int64]], Observation]
+
+    @classmethod
+    def single(cls, observation: Observation) -> Self:
+        """Returns the one victim of one observation."""
+        gradient, labels = jax.tree.map(
+            lambda leaf: np.asarray(leaf)[None],
+            (observation.gradient, observation.labels),
+        )
+        stacked = dataclasses.replace(observation, gradient=gradient, labels=labels)
+        return cls(1, lambda ids: stacked)
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The iterates of a few attack iterations: (iterations, slots, ...), and whose."""
+
+    trials: NDArray[np.int64]  # (slots,) victim * restarts + restart; -1 = empty
+    iteration: NDArray[np.int32]  # (iterations, slots) how many were run, from 1
+    running: NDArray[np.bool_]  # (iterations, slots) whether the entry counts
+    objective: NDArray[np.float32]  # (iterations, slots) attacker's best so far
+    best: NDArray[np.float32]  # (iterations, slots, examples, *shape) selected
+    current: NDArray[np.float32]  # (iterations, slots, examples, *shape)
+    finished: int  # trials that are done
+    total: int
+
+
+# Somebody who looks at a run from outside; attacks never hear back.
+Watcher = Callable[[Snapshot], None]
 
 
 class Attack(Protocol):
@@ -18,6 +61,16 @@ class Attack(Protocol):
         self, key: Key, model: Model, observation: Observation
     ) -> Reconstruction:
         """Returns what the attacker hands in for one observation."""
+
+    def reconstruct_many(
+        self,
+        key: Key,
+        model: Model,
+        victims: Victims,
+        slots: int | None = None,
+        watcher: Watcher | None = None,
+    ) -> Reconstruction:
+        """Returns what the attacker hands in for each victim, stacked."""
 
 
 @jax.tree_util.register_dataclass
@@ -49,9 +102,8 @@ def examples_of(observation: Observation) -> int:
 
 def check_observation(model: Model, observation: Observation) -> None:
     """Raises in words when no attack could work on what leaked (host side)."""
-    expected = jax.tree.structure(observation.params)
-    got = jax.tree.structure(observation.gradient)
-    if expected != got:
+    structures = map(jax.tree.structure, (observation.params, observation.gradient))
+    if len(set(structures)) > 1:
         raise InputError(
             "the leaked gradient does not have the structure of the parameters: "
             f"expected tensors {', '.join(tree.names(observation.params))}, "

@@ -182,12 +182,15 @@ class LBFGS:
 
 def _keep(active: jax.Array, fresh: Memory, old: Memory) -> Memory:
     """Selects the small parts; the pairs were written under the mask already."""
-    chosen = jax.tree.map(
-        lambda new, previous: jnp.where(active, new, previous),
-        dataclasses.replace(fresh, pairs=None),
-        dataclasses.replace(old, pairs=None),
+    same_pairs = dataclasses.replace(old, pairs=fresh.pairs)
+    chosen: Memory = jax.tree.map(
+        lambda new, previous: (
+            new if new is previous else jnp.where(active, new, previous)
+        ),
+        fresh,
+        same_pairs,
     )
-    return dataclasses.replace(chosen, pairs=fresh.pairs)
+    return chosen
 
 
 def _remember_and_apply(

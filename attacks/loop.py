@@ -9,56 +9,21 @@ order nor the number of devices changes a result.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from gradaudit import parallel
 from gradaudit.attacks import matching as matching_module
-from gradaudit.attacks.base import Best
-from gradaudit.attacks.lbfgs import LBFGS
-from gradaudit.attacks.matching import Matching, layout_of
+from gradaudit.attacks.base import Best, Snapshot, Victims, Watcher
+from gradaudit.attacks.matching import Matching, layout_of, unrolls
 from gradaudit.models import for_shared_weights
 from gradaudit.types import Key, Model, Observation, PyTree, Reconstruction, Status
 
 _EVALUATIONS_PER_CALL = 40  # progress about once a second, little waste at the end
-
-
-@dataclasses.dataclass(frozen=True)
-class Victims:
-    """What the attacker can ask for: the observations of some victims, stacked.
-
-    `observe(ids)` returns an Observation whose gradient (and labels, if known) have
-    a leading axis of len(ids); the parameters are shared by all.
-    """
-
-    count: int
-    observe: Callable[[NDArray[np.int64]], Observation]
-
-
-class Watcher(Protocol):
-    """Somebody who looks at a run from outside; attacks never hear back."""
-
-    def __call__(self, snapshot: "Snapshot") -> None:
-        """Is told after every call of the compiled program."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """The iterates of one call: (iterations, slots, ...), with whose they are."""
-
-    trials: NDArray[np.int64]  # (slots,) victim * restarts + restart; -1 = empty
-    iteration: NDArray[np.int32]  # (iterations, slots) how many were run, from 1
-    running: NDArray[np.bool_]  # (iterations, slots) whether the entry counts
-    objective: NDArray[np.float32]  # (iterations, slots) attacker's best so far
-    best: jax.Array  # (iterations, slots, examples, *shape) attacker-selected
-    current: jax.Array  # (iterations, slots, examples, *shape)
-    finished: int  # trials that are done
-    total: int
 
 
 @jax.tree_util.register_dataclass
@@ -131,14 +96,13 @@ def _begin(
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _admit(state: State, fresh: State, arrived: jax.Array) -> State:
-    """Replaces the slots of the arrived; jit keeps it in place."""
+def _admit(occupied: PyTree, fresh: PyTree, arrived: jax.Array) -> PyTree:
+    """Replaces the slots of the arrived."""
 
     def choose(old: jax.Array, new: jax.Array) -> jax.Array:
         return jnp.where(arrived.reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
-    result: State = jax.tree.map(choose, state, fresh)
-    return result
+    return jax.tree.map(choose, occupied, fresh)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=5)
@@ -199,7 +163,7 @@ def _advance(
         return jax.lax.scan(step, state, None, length=iterations)
 
     result: tuple[State, dict[str, jax.Array]] = parallel.over_units(
-        shard, shared=1, leading=1
+        shard, shared=1, traced=True
     )(params, state, gradients)
     return result
 
@@ -273,8 +237,9 @@ class _Conveyor:
         self._template = dataclasses.replace(
             first, params=None, gradient=None, labels=None
         )
-        unrolls = first.local_steps > 1 and matching.unroll
-        self._model = model if unrolls else for_shared_weights(model)
+        # Replaying local steps gives each victim weights of its own.
+        shared = not unrolls(matching, first)
+        self._model = for_shared_weights(model) if shared else model
         self._matching, self._victims, self._key = matching, victims, key
         self._params = parallel.place(first.params, shared=True)
         self._layout = layout_of(matching, model, first)
@@ -311,8 +276,8 @@ class _Conveyor:
                 iteration=np.asarray(record["iteration"]),
                 running=np.asarray(record["running"]) & (trials >= 0),
                 objective=np.asarray(record["objective"]),
-                best=record["best"],
-                current=record["current"],
+                best=np.asarray(record["best"]),
+                current=np.asarray(record["current"]),
                 finished=self._finished,
                 total=self._total,
             )
@@ -327,12 +292,12 @@ class _Conveyor:
         if not done.any():
             return
         where, state = self._trials[done], self._state
-        position = jnp.asarray(np.asarray(state.best.position)[done])
+        positions = np.asarray(state.best.position)[done]
         labels = np.asarray(state.labels)[done]
-        for slot, trial in enumerate(where):
-            self._out.inputs[trial] = self._layout.images(position[slot])
+        for trial, position, inferred in zip(where, positions, labels, strict=True):
+            self._out.inputs[trial] = self._layout.images(position)
             self._out.labels[trial] = matching_module.final_labels(
-                self._layout, position[slot], labels[slot]
+                self._layout, position, inferred
             )
         self._out.objective[where] = np.asarray(state.best.value)[done]
         self._out.iterations[where] = np.asarray(state.iteration)[done]
@@ -348,7 +313,7 @@ class _Conveyor:
         by_victim = self._out.objective.reshape(-1, restarts)
         choice = np.argmin(np.nan_to_num(by_victim, nan=np.inf), axis=1)
         chosen = np.arange(len(choice)) * restarts + choice
-        result = jax.tree.map(lambda leaf: leaf[chosen], self._out)
+        result = self._out.take(chosen)
         # What it cost is the sum over restarts; the rest belongs to the chosen one.
         spent = self._out.evaluations.reshape(-1, restarts).sum(axis=1)
         return dataclasses.replace(result, evaluations=spent)
@@ -361,34 +326,41 @@ class _Conveyor:
         self._next += len(arriving)
         seats = free[: len(arriving)]
         self._trials[seats] = arriving
-        trials = np.maximum(self._trials, 0)
-        restarts = self._matching.restarts
-        # Always all slots, so that the victims' side is compiled once.
-        observed = self._victims.observe(trials // restarts)
-        gradients = parallel.place(observed.gradient)
-        keys = parallel.place(
-            _trial_keys(self._key, trials // restarts, trials % restarts)
+        victims, restarts = np.divmod(arriving, self._matching.restarts)
+        observed = self._victims.observe(victims)
+        keys = _trial_keys(
+            self._key, self._seated(victims, seats), self._seated(restarts, seats)
+        )
+        arrived = np.zeros(len(self._trials), bool)
+        arrived[seats] = True
+        gradients, labels = jax.tree.map(
+            lambda leaf: parallel.place(self._seated(leaf, seats)),
+            (observed.gradient, observed.labels),
         )
         fresh = _begin(
             self._model,
             self._matching,
             self._template,
             self._params,
-            keys,
+            parallel.place(keys),
             gradients,
-            None if observed.labels is None else parallel.place(observed.labels),
+            labels,
         )
-        arrived = np.zeros(len(self._trials), bool)
-        arrived[seats] = True
-        # Observations are deterministic: those who stay get their own again.
-        self._gradients = gradients
         if self._state is None:
-            vacant = dataclasses.replace(
-                fresh, status=jnp.where(arrived, fresh.status, Status.BUDGET)
-            )
-            self._state = vacant
+            self._state, self._gradients = fresh, gradients
         else:
-            self._state = _admit(self._state, fresh, parallel.place(arrived))
+            self._state, self._gradients = _admit(
+                (self._state, self._gradients),
+                (fresh, gradients),
+                parallel.place(arrived),
+            )
+
+    def _seated(self, values: Any, seats: Any) -> Any:
+        """Spreads values over the slots, so that shapes never change."""
+        host = np.asarray(values)
+        spread = np.zeros((len(self._trials), *host.shape[1:]), host.dtype)
+        spread[seats] = host
+        return spread
 
     def _blank(self) -> Reconstruction:
         count, examples = self._total, self._layout.inputs[0]
@@ -408,6 +380,3 @@ def _trial_keys(key: Key, victims: jax.Array, restarts: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(key, victim), restart)
 
     return jax.vmap(one)(victims, restarts)
-
-
-__all__ = ["LBFGS", "Snapshot", "Victims", "Watcher", "reconstruct_all"]

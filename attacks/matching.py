@@ -6,23 +6,31 @@ the choice of parts and the objective; the loop that runs it is in `loop`.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from gradaudit import tree
-from gradaudit.attacks.base import Best, check_observation, examples_of
+from gradaudit.attacks.base import (
+    Best,
+    Victims,
+    Watcher,
+    check_observation,
+    examples_of,
+)
 from gradaudit.attacks.distances import Distance, SquaredL2
 from gradaudit.attacks.inits import Initialization, Patterned
-from gradaudit.attacks.labels import LabelStrategy, LastLayer
+from gradaudit.attacks.labels import Joint, LabelStrategy, LastLayer
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.optimizers import Optimizer, Progress
 from gradaudit.attacks.priors import Prior
-from gradaudit.attacks.unrolling import accumulated_gradient
 from gradaudit.errors import require
 from gradaudit.kernels import one_hot
 from gradaudit.types import Key, Model, Observation, PyTree, Reconstruction
+from gradaudit.unrolled import unrolled_update
 
 ValueAndGradient = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
@@ -73,21 +81,22 @@ class Matching:
         self, key: Key, model: Model, observation: Observation
     ) -> Reconstruction:
         """Returns what the attacker hands in for one observation."""
-        from gradaudit.attacks.loop import Victims, reconstruct_all
-
         check_observation(model, observation)
-        gradient = jax.tree.map(
-            lambda leaf: np.asarray(leaf)[None], observation.gradient
-        )
-        labels = observation.labels
-        stacked = dataclasses.replace(
-            observation,
-            gradient=gradient,
-            labels=None if labels is None else labels[None],
-        )
-        source = Victims(count=1, observe=lambda _: stacked)
-        result = reconstruct_all(key, model, self, source)
-        return jax.tree.map(lambda leaf: leaf[0], result)
+        victims = Victims.single(observation)
+        return self.reconstruct_many(key, model, victims).take(0)
+
+    def reconstruct_many(
+        self,
+        key: Key,
+        model: Model,
+        victims: Victims,
+        slots: int | None = None,
+        watcher: Watcher | None = None,
+    ) -> Reconstruction:
+        """Returns what the attacker hands in for each victim, stacked."""
+        from gradaudit.attacks.loop import reconstruct_all  # it knows this file
+
+        return reconstruct_all(key, model, self, victims, slots, watcher)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,19 +112,22 @@ class Layout:
         """The number of coordinates that are pixels."""
         return int(np.prod(self.inputs))
 
-    def images(self, position: jax.Array) -> jax.Array:
+    def images(self, position: Any) -> Any:
         """Returns the dummy inputs."""
         return position[: self.pixels].reshape(self.inputs)
 
-    def scores(self, position: jax.Array) -> jax.Array:
+    def scores(self, position: Any) -> Any:
         """Returns the unnormalised soft labels (joint only)."""
         return position[self.pixels :].reshape(self.inputs[0], self.classes)
 
 
+def unrolls(matching: Matching, observation: Observation) -> bool:
+    """Returns whether the attack replays several local steps."""
+    return observation.local_steps > 1 and matching.unroll
+
+
 def layout_of(matching: Matching, model: Model, observation: Observation) -> Layout:
     """Returns the layout of one victim's unknowns."""
-    from gradaudit.attacks.labels import Joint
-
     shape = (examples_of(observation), *model.input_shape)
     return Layout(shape, model.classes, isinstance(matching.labels, Joint))
 
@@ -134,11 +146,13 @@ def first_position(
     return jnp.concatenate([pixels, scores]), jnp.zeros(layout.inputs[0], jnp.int32)
 
 
-def final_labels(layout: Layout, position: jax.Array, labels: jax.Array) -> jax.Array:
+def final_labels(
+    layout: Layout, position: NDArray[np.float32], labels: NDArray[np.int32]
+) -> NDArray[np.int32]:
     """Returns the labels that the attacker hands in."""
     if not layout.joint:
         return labels
-    return jnp.argmax(layout.scores(position), axis=-1).astype(jnp.int32)
+    return np.argmax(layout.scores(position), axis=-1).astype(np.int32)
 
 
 def objective(
@@ -162,7 +176,7 @@ def objective(
 
     def penalty(position: jax.Array) -> jax.Array:
         images = layout.images(position)
-        return sum((prior(images) for prior in matching.priors), jnp.zeros(()))
+        return jnp.sum(jnp.stack([prior(images) for prior in matching.priors]))
 
     def of_gradient(gradient: PyTree) -> jax.Array:
         return matching.distance(gradient, observation.gradient)
@@ -174,28 +188,25 @@ def objective(
 
         def slope(where: jax.Array) -> jax.Array:
             at = unpack(where)
-            return jax.jvp(lambda p: model.loss(p, *at), (params,), (residual,))[1]
+            tangent: jax.Array = jax.jvp(
+                lambda p: model.loss(p, *at), (params,), (residual,)
+            )[1]
+            return tangent
 
         return value, jax.grad(slope)(position)
 
     def many_steps(position: jax.Array) -> tuple[jax.Array, jax.Array]:
         def value(where: jax.Array) -> jax.Array:
-            images, targets = unpack(where)
-            return of_gradient(
-                accumulated_gradient(
-                    model,
-                    params,
-                    images,
-                    targets,
-                    observation.local_steps,
-                    observation.learning_rate,
-                )
+            images, targets = (
+                leaf.reshape(steps, -1, *leaf.shape[1:]) for leaf in unpack(where)
             )
+            update = unrolled_update(model, params, images, targets, learning_rate)
+            return of_gradient(tree.scale(-1.0 / learning_rate, update))
 
         return jax.value_and_grad(value)(position)
 
-    unrolls = observation.local_steps > 1 and matching.unroll
-    matched = many_steps if unrolls else one_step
+    steps, learning_rate = observation.local_steps, observation.learning_rate
+    matched = many_steps if unrolls(matching, observation) else one_step
 
     def total(position: jax.Array) -> tuple[jax.Array, jax.Array]:
         value, gradient = matched(position)
@@ -220,10 +231,10 @@ def projection(matching: Matching, layout: Layout) -> Callable[[jax.Array], jax.
 
 def target_objective(matching: Matching, observation: Observation) -> jax.Array:
     """Returns the objective below which the attacker is satisfied."""
-    scale = 1.0
+    target = jnp.asarray(matching.stop.objective, jnp.float32)
     if isinstance(matching.distance, SquaredL2):
-        scale = tree.dot(observation.gradient, observation.gradient)
-    return jnp.asarray(matching.stop.objective * scale, jnp.float32)
+        target = target * tree.dot(observation.gradient, observation.gradient)
+    return target
 
 
 def iterate(

@@ -11,6 +11,7 @@ else does.
 
 import enum
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ import numpy as np
 from jax import lax
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
+Convolution = Callable[[jax.Array, jax.Array, int, Padding], jax.Array]
 
 
 class Path(enum.Enum):
@@ -131,4 +133,8 @@ def _shared_jvp(
     return _shared(inputs, kernel, stride, padding), tangent
 
 
-_FUNCTIONS = {Path.NATIVE: _native, Path.PATCHES: _patches, Path.SHARED: _shared}
+_FUNCTIONS: dict[Path, Convolution] = {
+    Path.NATIVE: _native,
+    Path.PATCHES: _patches,
+    Path.SHARED: _shared,
+}

@@ -23,28 +23,30 @@ def device_count() -> int:
     return int(unit_mesh().devices.size)
 
 
+def _spec(*axes: str | None) -> PartitionSpec:
+    return PartitionSpec(*axes)  # type: ignore[no-untyped-call]
+
+
 def over_units(
-    function: Callable[..., Any], shared: int, leading: int = 0
+    function: Callable[..., Any], shared: int, traced: bool = False
 ) -> Callable[..., Any]:
     """Cuts every argument but the first `shared` along its leading axis.
 
     There is no communication: each device runs the same program on its own units,
-    so that the number of devices never changes a number. Results are cut along axis
-    `leading`... of 0; a tuple's second entry along axis 1 when `leading` is 1.
+    so that the number of devices never changes a number. A `traced` function returns
+    (state, trace) with the units on axis 0 of the state and on axis 1 of the trace.
     """
-    units = PartitionSpec(AXIS)
 
     def mapped(*arguments: Any) -> Any:
         specs = tuple(
-            PartitionSpec() if index < shared else units
+            _spec() if index < shared else _spec(AXIS)
             for index in range(len(arguments))
         )
-        out = units if leading == 0 else (units, PartitionSpec(None, AXIS))
         return jax.shard_map(
             function,
             mesh=unit_mesh(),
             in_specs=specs,
-            out_specs=out,
+            out_specs=(_spec(AXIS), _spec(None, AXIS)) if traced else _spec(AXIS),
             check_vma=False,  # pure per-unit programs: nothing is replicated
         )(*arguments)
 
@@ -53,5 +55,5 @@ def over_units(
 
 def place(tree: Any, shared: bool = False) -> Any:
     """Puts a tree on the devices, cut along its leading axis or copied to each."""
-    spec = PartitionSpec() if shared else PartitionSpec(AXIS)
+    spec = _spec() if shared else _spec(AXIS)
     return jax.device_put(tree, NamedSharding(unit_mesh(), spec))

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from numpy.typing import NDArray
 
 PyTree = Any  # a tree of arrays with the structure of the model's parameters
 Key = jax.Array
+HostOrDevice = jax.Array | NDArray[Any]
 
 
 class Leakage(enum.IntEnum):
@@ -142,9 +144,14 @@ class Status(enum.IntEnum):
 class Reconstruction:
     """What an attacker hands in for one victim (or, stacked, for many)."""
 
-    inputs: jax.Array  # (batch, *input_shape), attacker-selected
-    labels: jax.Array  # (batch,)
-    objective: jax.Array  # () the attack's own objective at `inputs`
-    iterations: jax.Array  # () attack iterations run
-    evaluations: jax.Array  # () evaluations of the objective
-    status: jax.Array  # () a Status
+    inputs: HostOrDevice  # (batch, *input_shape), attacker-selected
+    labels: HostOrDevice  # (batch,)
+    objective: HostOrDevice  # () the attack's own objective at `inputs`
+    iterations: HostOrDevice  # () attack iterations run
+    evaluations: HostOrDevice  # () evaluations of the objective
+    status: HostOrDevice  # () a Status
+
+    def take(self, index: Any) -> "Reconstruction":
+        """Returns the entries of a stacked reconstruction at an index or a mask."""
+        taken: Reconstruction = jax.tree.map(lambda leaf: leaf[index], self)
+        return taken

@@ -1,0 +1,171 @@
+"""The published attacks by name: each a value of parts, with its paper."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from gradaudit.attacks.analytic import Analytic
+from gradaudit.attacks.base import Attack
+from gradaudit.attacks.distances import CONVOLUTIONS, DENSE, Cosine, SquaredL2
+from gradaudit.attacks.inits import (
+    Colour,
+    Constant,
+    Initialization,
+    Normal,
+    Patterned,
+    Uniform,
+)
+from gradaudit.attacks.labels import (
+    Counts,
+    FromBias,
+    Joint,
+    Known,
+    LabelStrategy,
+    LastLayer,
+)
+from gradaudit.attacks.lbfgs import LBFGS
+from gradaudit.attacks.matching import Matching, Stop
+from gradaudit.attacks.optimizers import Adam
+from gradaudit.attacks.priors import TotalVariation
+from gradaudit.errors import unknown_name
+
+_LAYERS: dict[str, tuple[str, ...]] = {
+    "all": (),
+    "conv": CONVOLUTIONS,
+    "dense": DENSE,
+}
+_LABELS: dict[str, LabelStrategy] = {
+    "known": Known(),
+    "last-layer": LastLayer(),
+    "bias": FromBias(),
+    "counts": Counts(),
+    "joint": Joint(),
+}
+_INITS: dict[str, Initialization] = {
+    "patterned": Patterned(2),
+    "patterned-quarter": Patterned(4),
+    "patterned-eighth": Patterned(8),
+    "uniform": Uniform(),
+    "normal": Normal(),
+    "grey": Constant(0.5),
+    "black": Constant(0.0),
+    "white": Constant(1.0),
+    "colour": Colour(),
+}
+# L-BFGS reaches a squared residual of about 1e-10 of the signal in float32.
+_EXACT = Stop(iterations=300, objective=1e-10)
+
+
+def _choose(kind: str, name: str, table: dict[str, Any]) -> Any:
+    if name in table:
+        return table[name]
+    if kind == "layer":  # the name of a tensor of the user's own model
+        return (name,)
+    raise unknown_name(kind, name, table)
+
+
+def cpl(
+    iterations: int = 300,
+    restarts: int = 1,
+    init: str = "patterned",
+    labels: str = "last-layer",
+    layers: str = "all",
+    history: int = 100,
+    cyclic: bool = False,
+    unroll: bool = True,
+) -> Matching:
+    """CPL: patterned start, label from the gradient, L2, L-BFGS."""
+    return Matching(
+        init=_choose("init", init, _INITS),
+        labels=_choose("labels", labels, _LABELS),
+        distance=SquaredL2(_choose("layer", layers, _LAYERS)),
+        optimizer=LBFGS(history=history),
+        stop=dataclasses.replace(_EXACT, iterations=iterations),
+        restarts=restarts,
+        cyclic=cyclic,
+        unroll=unroll,
+    )
+
+
+def dlg(iterations: int = 300, restarts: int = 1) -> Matching:
+    """DLG: N(0, 1) start, soft labels optimised jointly, L2, L-BFGS."""
+    return Matching(
+        init=Normal(),
+        labels=Joint(),
+        stop=dataclasses.replace(_EXACT, iterations=iterations),
+        restarts=restarts,
+    )
+
+
+def idlg(iterations: int = 300, restarts: int = 1) -> Matching:
+    """IDLG: label from the gradient first, then DLG."""
+    return Matching(
+        init=Normal(),
+        labels=LastLayer(),
+        stop=dataclasses.replace(_EXACT, iterations=iterations),
+        restarts=restarts,
+    )
+
+
+def gradinv(
+    iterations: int = 4800,
+    restarts: int = 1,
+    variation: float = 1e-2,
+    learning_rate: float = 0.1,
+    labels: str = "last-layer",
+    layers: str = "all",
+) -> Matching:
+    """Inverting Gradients: cosine, total variation, signed Adam in the pixel box."""
+    return Matching(
+        init=Normal(),
+        labels=_choose("labels", labels, _LABELS),
+        distance=Cosine(_choose("layer", layers, _LAYERS)),
+        priors=(TotalVariation(variation),),
+        optimizer=Adam(learning_rate, signed=True, decay_over=iterations),
+        box=True,
+        # The rate falls late in the run: patience has to span more than one phase.
+        stop=Stop(iterations=iterations, patience=iterations),
+        restarts=restarts,
+    )
+
+
+def analytic() -> Analytic:
+    """Exact inversion of a dense first layer with bias, without iterations."""
+    return Analytic()
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A named attack: one line of `gradaudit list`, and what it has to know."""
+
+    name: str
+    make: Callable[..., Attack]
+    paper: str
+    knows: str
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring."""
+        return (inspect.getdoc(self.make) or "").splitlines()[0]
+
+
+_MODEL = "model, parameters, gradient"
+_TABLE = (
+    Preset("cpl", cpl, "Wei et al. 2020 (CPL)", f"{_MODEL}, batch size"),
+    Preset("dlg", dlg, "Zhu et al. 2019 (DLG)", f"{_MODEL}, batch size"),
+    Preset("idlg", idlg, "Zhao et al. 2020 (iDLG)", f"{_MODEL}, batch size"),
+    Preset(
+        "gradinv",
+        gradinv,
+        "Geiping et al. 2020 (Inverting Gradients)",
+        f"{_MODEL}, batch size, pixel range",
+    ),
+    Preset(
+        "analytic",
+        analytic,
+        "Phong et al. 2017; Geiping et al. 2020, section 3",
+        "parameters' names, gradient of one example",
+    ),
+)
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _TABLE}
