@@ -2,11 +2,10 @@
 
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state
-from gradaudit.federation.rounds import Layout, RoundInfo, run_round
+from gradaudit.federation.rounds import RoundInfo, run_round
 from gradaudit.federation.taps import observe, observe_many
 
 __all__ = [
-    "Layout",
     "Population",
     "Recipe",
     "RoundInfo",

@@ -6,7 +6,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 from gradaudit.defenses.base import run
@@ -16,40 +15,10 @@ from gradaudit.federation.keys import client_key, server_key
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState
 from gradaudit.federation.server import aggregate, client_weights, weighted_sum
+from gradaudit.parallel import device_count, over_units
 from gradaudit.types import Key, PyTree
 
-_EVERYWHERE = PartitionSpec()  # type: ignore[no-untyped-call]
-_SHARED = PartitionSpec("clients")  # type: ignore[no-untyped-call]
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """How the work is laid out. It changes the speed, never the mathematics.
-
-    `chunk` clients are vectorised together; chunks run one after the other on each
-    of `devices` devices (None = all).
-    """
-
-    chunk: int = 10
-    devices: int | None = None
-
-    def __post_init__(self) -> None:
-        require(self.chunk >= 1, f"chunk must be at least 1, got {self.chunk}")
-        count = len(jax.devices())
-        require(
-            self.devices is None or 1 <= self.devices <= count,
-            f"devices must lie in 1..{count} (what this machine has), "
-            f"got {self.devices}",
-        )
-
-    def mesh(self) -> jax.sharding.Mesh:
-        """Returns the line of devices that share the clients."""
-        return jax.make_mesh(
-            (self.devices or len(jax.devices()),),
-            ("clients",),
-            axis_types=(jax.sharding.AxisType.Auto,),
-            devices=jax.devices()[: self.devices],
-        )
+CHUNK = 10  # clients that are vectorised together; about what a core's cache holds
 
 
 @jax.tree_util.register_dataclass
@@ -80,25 +49,27 @@ def run_round(
     key: Key,
     state: ServerState,
     clients: NDArray[np.integer],
-    layout: Layout | None = None,
+    chunk: int = CHUNK,
 ) -> tuple[ServerState, RoundInfo]:
     """Runs one round with these clients and returns the next state.
 
-    Guarantees: the order of `clients`, the chunk size and the number of devices
-    change nothing but rounding; no clients leave the model unchanged.
+    `chunk` clients are vectorised together, chunk after chunk on every device: it
+    changes the speed, never the mathematics. Guarantees: the order of `clients`, the
+    chunk size and the number of devices change nothing but rounding; no clients
+    leave the model unchanged.
     """
-    layout = layout or Layout()
+    require(chunk >= 1, f"chunk must be at least 1, got {chunk}")
     clients = np.sort(np.asarray(clients, np.int32))
     if not len(clients):
         return _skipped(state)
-    devices = layout.devices or len(jax.devices())
-    chunk = min(layout.chunk, -(-len(clients) // devices))
+    devices = device_count()
+    chunk = min(chunk, -(-len(clients) // devices))
     padding = -len(clients) % (chunk * devices)
     padded = np.concatenate([clients, np.repeat(clients[:1], padding)])
     real = np.arange(len(padded)) < len(clients)
     result: tuple[ServerState, RoundInfo] = _round(
         recipe,
-        dataclasses.replace(layout, chunk=chunk),
+        chunk,
         len(clients),
         population,
         key,
@@ -119,7 +90,7 @@ def _skipped(state: ServerState) -> tuple[ServerState, RoundInfo]:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _round(
     recipe: Recipe,
-    layout: Layout,
+    chunk: int,
     count: int,
     population: Population,
     key: Key,
@@ -127,13 +98,9 @@ def _round(
     clients: jax.Array,
     real: jax.Array,
 ) -> tuple[ServerState, RoundInfo]:
-    totals, losses, updates = jax.shard_map(
-        functools.partial(_on_one_device, recipe, layout.chunk),
-        mesh=layout.mesh(),
-        in_specs=(_EVERYWHERE, _EVERYWHERE, _EVERYWHERE, _SHARED, _SHARED),
-        out_specs=(_EVERYWHERE, _SHARED, _SHARED),
-        check_vma=False,
-    )(population, key, state, clients, real)
+    on_devices = over_units(functools.partial(_on_one_device, recipe, chunk), shared=3)
+    totals, losses, updates = on_devices(population, key, state, clients, real)
+    totals = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), totals)
     server_states = state.server
     if recipe.server:
         updates = jax.tree.map(lambda leaf: leaf[:count], updates)
@@ -195,7 +162,7 @@ def _on_one_device(
     shapes = jax.eval_shape(functools.partial(one_chunk, None), first)[0]
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     totals, (losses, updates) = jax.lax.scan(one_chunk, zeros, parts)
-    totals = jax.lax.psum(totals, "clients")  # type: ignore[no-untyped-call]
+    totals = jax.tree.map(lambda leaf: leaf[None], totals)  # an axis of devices
     updates = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), updates)
     return totals, losses.reshape(-1), updates
 

@@ -1,0 +1,171 @@
+"""A whole training: rounds until a target, measured, saved and interruptible."""
+
+import dataclasses
+import enum
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradaudit.data import Dataset
+from gradaudit.errors import require
+from gradaudit.federation.evaluation import evaluate
+from gradaudit.federation.finetuning import PublicData, fine_tune
+from gradaudit.federation.keys import fine_tuning_key, selection_key
+from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Recipe, ServerState, initial_state
+from gradaudit.federation.rounds import CHUNK, RoundInfo, run_round
+from gradaudit.federation.sampling import Clients, Sampler, Values
+from gradaudit.types import Key, PyTree
+
+
+class Stopped(enum.Enum):
+    """Why a training ended."""
+
+    ROUNDS = "all rounds are done"
+    ACCURACY = "the target accuracy is reached"
+    DIVERGED = "the model is not finite any more"
+    INTERRUPTED = "interrupted; --resume goes on from here"
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundRecord:
+    """What is measured about one round; plain numbers, ready for JSON."""
+
+    round: int  # rounds done
+    accuracy: float | None  # on the validation data; None when not measured
+    loss: float | None
+    training_loss: float  # mean over clients and local iterations
+    clients: int
+    norm_before: tuple[float, ...]  # per tensor, without the defense
+    norm_after: tuple[float, ...]  # per tensor, as applied
+    seconds: float  # the clients and the server, without the evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """A training at the end of a round: all that is needed to go on."""
+
+    state: ServerState
+    values: Values  # what the sampler knows
+    history: tuple[RoundRecord, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """Everything that decides a training's numbers."""
+
+    recipe: Recipe
+    population: Population
+    sampler: Sampler
+    validation: Dataset
+    public: PublicData | None = None
+    evaluate_every: int = 1
+
+    def __post_init__(self) -> None:
+        smallest = int(self.population.sizes.min())
+        require(
+            smallest >= self.recipe.batch_size,
+            f"a client holds {smallest} examples, fewer than the batch size "
+            f"{self.recipe.batch_size}",
+        )
+        require(
+            self.evaluate_every >= 1,
+            f"evaluate_every must be at least 1, got {self.evaluate_every}",
+        )
+
+    def start(self, params: PyTree) -> Progress:
+        """Returns the training before its first round."""
+        sizes = np.asarray(self.population.sizes)
+        return Progress(initial_state(self.recipe, params), self.sampler.init(sizes))
+
+    def participants(self, key: Key, progress: Progress) -> Clients:
+        """Returns the ids of the clients of the coming round."""
+        return self.sampler.select(
+            selection_key(key, progress.state.round), progress.values
+        )
+
+    def advance(self, key: Key, progress: Progress, chunk: int = CHUNK) -> Progress:
+        """Returns the training after one more round."""
+        clients = self.participants(key, progress)
+        began = time.perf_counter()
+        state, info = run_round(
+            self.recipe, self.population, key, progress.state, clients, chunk
+        )
+        if self.public is not None:
+            tuning = fine_tuning_key(key, progress.state.round)
+            params = fine_tune(self.recipe.model, tuning, state.params, self.public)
+            state = dataclasses.replace(state, params=params)
+        jax.block_until_ready(state)  # type: ignore[no-untyped-call]
+        seconds = time.perf_counter() - began
+        values = self.sampler.learn(
+            progress.values,
+            np.sort(clients),
+            np.asarray(info.losses),
+            np.asarray(self.population.sizes),
+        )
+        record = self._measure(state, info, seconds)
+        return Progress(state, values, (*progress.history, record))
+
+    def _measure(
+        self, state: ServerState, info: RoundInfo, seconds: float
+    ) -> RoundRecord:
+        done, accuracy, loss = int(state.round), None, None
+        if done % self.evaluate_every == 0:
+            accuracy, loss = self.validate(state.params)
+        losses = np.asarray(info.losses)
+        return RoundRecord(
+            round=done,
+            accuracy=accuracy,
+            loss=loss,
+            training_loss=float(losses.mean()) if len(losses) else 0.0,
+            clients=len(losses),
+            norm_before=tuple(map(float, info.norm_before)),
+            norm_after=tuple(map(float, info.norm_after)),
+            seconds=seconds,
+        )
+
+    def validate(self, params: PyTree) -> tuple[float, float]:
+        """Returns (accuracy, loss) on the validation data."""
+        data = self.validation
+        accuracy, loss = evaluate(
+            self.recipe.model,
+            params,
+            jnp.asarray(data.inputs),
+            jnp.asarray(data.labels),
+        )
+        return float(accuracy), float(loss)
+
+
+def train_until(
+    training: Training,
+    key: Key,
+    progress: Progress,
+    rounds: int,
+    target_accuracy: float | None = None,
+    chunk: int = CHUNK,
+    on_round: Callable[[Progress], None] = lambda progress: None,
+) -> tuple[Progress, Stopped]:
+    """Trains until `rounds` are done, the target is reached, or Ctrl-C.
+
+    `on_round` is called with every finished round (to save it, to show it). An
+    interrupt gives back the last finished round.
+    """
+    try:
+        while int(progress.state.round) < rounds:
+            progress = training.advance(key, progress, chunk)
+            on_round(progress)
+            last = progress.history[-1]
+            if not np.isfinite(last.training_loss):
+                return progress, Stopped.DIVERGED
+            if (
+                target_accuracy is not None
+                and last.accuracy is not None
+                and last.accuracy >= target_accuracy
+            ):
+                return progress, Stopped.ACCURACY
+    except KeyboardInterrupt:
+        return progress, Stopped.INTERRUPTED
+    return progress, Stopped.ROUNDS
