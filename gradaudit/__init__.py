@@ -13,9 +13,10 @@ from gradaudit._version import __version__
 _EXPORTS = {
     "Dataset": "gradaudit.data",
     "InputError": "gradaudit.errors",
+    "epsilon": "gradaudit.accounting",
     "load_dataset": "gradaudit.data",
 }
-_MODULES = {"data", "errors", "federation"}
+_MODULES = {"accounting", "data", "errors", "federation"}
 
 __all__ = ["__version__", *sorted(_EXPORTS), *sorted(_MODULES)]
 

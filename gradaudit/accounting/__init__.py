@@ -15,15 +15,28 @@ from gradaudit.accounting.events import (
     gaussian,
     pure,
 )
+from gradaudit.accounting.guarantee import Guarantee
+from gradaudit.accounting.inverse import Stop, calibrate, exhausted_at, first_reaching
+from gradaudit.accounting.privacy import Privacy, View, epsilon
+from gradaudit.accounting.release import Sampling
 
 __all__ = [
     "CONVENTIONS",
     "METHODS",
     "Account",
     "Events",
+    "Guarantee",
+    "Privacy",
+    "Sampling",
     "Spent",
+    "Stop",
     "Unit",
+    "View",
     "account",
+    "calibrate",
+    "epsilon",
+    "exhausted_at",
+    "first_reaching",
     "from_sensitivity_trace",
     "gaussian",
     "pure",

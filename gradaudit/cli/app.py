@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from gradaudit._version import __version__
-from gradaudit.cli import data
+from gradaudit.cli import account, data
 from gradaudit.cli.console import silence_backend
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
+app.command("account", epilog=account.EPILOG)(account.account)
 
 
 def _print_version(wanted: bool) -> None:
