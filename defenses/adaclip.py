@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit.defenses.base import State
-from gradaudit.defenses.noise import add_noise, draw_like, weighted_means
+from gradaudit.defenses.draws import draw_like, standard_normal
+from gradaudit.defenses.noise import add_noise
 from gradaudit.defenses.norms import (
     clip_factors,
     joint_norms,
     scale_units,
     unit_norms,
+    weighted_means,
 )
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import require
@@ -89,7 +91,7 @@ class AdaClip:
             (mean + scale_units(leaf - mean, factors)).astype(leaf.dtype)
             for leaf, mean in zip(leaves, state.mean, strict=True)
         ]
-        noise = draw_like(key, leaves, jax.random.normal, units)
+        noise = draw_like(key, leaves, standard_normal, units)
         noisy = add_noise(shifted, noise, [self.sigma * scale for scale in scales])
         means = [jnp.mean(leaf, axis=0) for leaf in noisy]
         following = self._next(means, state, scales, units)

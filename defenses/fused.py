@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit.defenses.base import State, Transform, run
-from gradaudit.defenses.noise import weighted_means
+from gradaudit.defenses.norms import weighted_means
 from gradaudit.types import Key, PyTree
 
 

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from gradaudit.defenses.base import State
 from gradaudit.defenses.caveats import NO_CLIP, UNTIED, unbounded
 from gradaudit.defenses.clipping import Clip
+from gradaudit.defenses.draws import draw_like
 from gradaudit.defenses.layers import layer_names
-from gradaudit.defenses.noise import add_noise, draw_like
+from gradaudit.defenses.noise import add_noise
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import InputError, require
 from gradaudit.mechanism import Mechanism, NoiseKind, Point

@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +9,12 @@ import jax.numpy as jnp
 from gradaudit.defenses.base import State
 from gradaudit.defenses.caveats import caveats, unbounded
 from gradaudit.defenses.clipping import Clip
-from gradaudit.defenses.norms import Scope, unit_norms
+from gradaudit.defenses.draws import draw_like, standard_normal
+from gradaudit.defenses.norms import Scope, unit_norms, weighted_means
 from gradaudit.defenses.schedules import Constant, Schedule
 from gradaudit.defenses.sensitivity import FixedSensitivity, Sensitivity
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
-
-Sampler = Callable[[Key, tuple[int, ...]], jax.Array]
 
 
 class NoiseAt(enum.Enum):
@@ -31,25 +29,6 @@ class NoiseAt(enum.Enum):
 
     UNIT = "per_example"
     BATCH = "batch"
-
-
-def draw_like(
-    key: Key, leaves: list[jax.Array], sampler: Sampler, units: int | None = None
-) -> list[jax.Array]:
-    """Returns standard noise in the shapes of one unit of the leaves.
-
-    With `units` there is a leading axis of that many independent draws. All tensors
-    come from one flat draw: one call of the generator instead of one per tensor.
-    """
-    shapes = [leaf.shape[1:] for leaf in leaves]
-    sizes = [leaf[0].size for leaf in leaves]
-    lead = () if units is None else (units,)
-    flat = sampler(key, (*lead, sum(sizes)))
-    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
-    parts = jnp.split(flat, ends[:-1], axis=-1)
-    return [
-        part.reshape(lead + shape) for part, shape in zip(parts, shapes, strict=True)
-    ]
 
 
 def add_noise(
@@ -94,10 +73,10 @@ class GaussianNoise:
         units = leaves[0].shape[0]
         std = self._std(self._norms(leaves), t)
         if self.at is NoiseAt.BATCH:
-            noise = draw_like(key, leaves, jax.random.normal)
+            noise = draw_like(key, leaves, standard_normal)
             std = std / units
         else:
-            noise = draw_like(key, leaves, jax.random.normal, units)
+            noise = draw_like(key, leaves, standard_normal, units)
         noisy = add_noise(leaves, noise, [std] * len(leaves))
         return jax.tree.unflatten(structure, noisy), state
 
@@ -118,7 +97,7 @@ class GaussianNoise:
         spread = units if self.at is NoiseAt.BATCH else units**0.5
         std = self._std(norms, t) / spread
         means = weighted_means(leaves, factors)
-        noise = draw_like(key, leaves, jax.random.normal)
+        noise = draw_like(key, leaves, standard_normal)
         return add_noise(means, noise, [std] * len(means)), state
 
     def releases(self, point: Point, clip: Clip | None) -> tuple[Mechanism, ...]:
@@ -138,16 +117,6 @@ class GaussianNoise:
                 caveats=caveats(clip, self.sensitivity, 2, on_batch),
             ),
         )
-
-
-def weighted_means(
-    leaves: list[jax.Array], factors: list[jax.Array]
-) -> list[jax.Array]:
-    """Returns sum_u factor[u] * leaf[u] / units for each tensor, as one contraction."""
-    return [
-        (jnp.tensordot(factor, leaf, axes=1) / leaf.shape[0]).astype(leaf.dtype)
-        for leaf, factor in zip(leaves, factors, strict=True)
-    ]
 
 
 @dataclasses.dataclass(frozen=True)

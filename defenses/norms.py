@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Squares of float32 overflow beyond 1.8e19; this power of two keeps them finite.
-_TINY_SCALE = 2.0**-80
+# Scaling by a power of two before squaring moves the range of float32 norms from
+# 1e-19..1e19 to 1e-13..1e25 at the price of one multiplication.
+_SCALE = 2.0**-20
+# Few units are summed term by term: one pass over memory instead of a small matmul.
+_MOST_UNROLLED = 16
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
@@ -28,17 +31,14 @@ class Scope(enum.Enum):
 def unit_norms(leaf: jax.Array, norm: Norm = Norm.L2) -> jax.Array:
     """Returns the norm of each unit, (units,), of a tensor (units, ...).
 
-    NaN and infinity in a unit give a norm that is NaN or infinite.
+    NaN and infinity in a unit, and an L2 norm beyond 1e25, give a norm that is NaN or
+    infinite.
     """
-    axes = tuple(range(1, leaf.ndim))
-    values = leaf.astype(jnp.float32)
+    # On CPU a reduction of a matrix over its rows is twice as fast as one over axes.
+    rows = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
     if norm is Norm.L1:
-        return jnp.sum(jnp.abs(values), axes)
-    plain = jnp.sum(jnp.square(values), axes)
-    scaled = jnp.sum(jnp.square(values * _TINY_SCALE), axes)
-    return jnp.where(
-        jnp.isfinite(plain), jnp.sqrt(plain), jnp.sqrt(scaled) / _TINY_SCALE
-    )
+        return jnp.sum(jnp.abs(rows), axis=1)
+    return jnp.sqrt(jnp.sum(jnp.square(rows * _SCALE), axis=1)) / _SCALE
 
 
 def joint_norms(norms: list[jax.Array], norm: Norm = Norm.L2) -> jax.Array:
@@ -62,3 +62,21 @@ def scale_units(leaf: jax.Array, factors: jax.Array) -> jax.Array:
     """Returns each unit of a tensor (units, ...) times its factor, (units,)."""
     shape = (-1,) + (1,) * (leaf.ndim - 1)
     return (leaf * factors.reshape(shape)).astype(leaf.dtype)
+
+
+def weighted_means(
+    leaves: list[jax.Array], factors: list[jax.Array]
+) -> list[jax.Array]:
+    """Returns sum_u factor[u] * leaf[u] / units for each tensor (units, ...)."""
+
+    def mean(leaf: jax.Array, factor: jax.Array) -> jax.Array:
+        units = leaf.shape[0]
+        if units > _MOST_UNROLLED:
+            total = jnp.tensordot(factor, leaf, axes=1)
+        else:
+            total = factor[0] * leaf[0]
+            for unit in range(1, units):
+                total += factor[unit] * leaf[unit]
+        return (total / units).astype(leaf.dtype)
+
+    return [mean(leaf, factor) for leaf, factor in zip(leaves, factors, strict=True)]

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit.defenses.base import State
-from gradaudit.defenses.noise import add_noise, draw_like, weighted_means
+from gradaudit.defenses.draws import draw_like, standard_normal
+from gradaudit.defenses.noise import add_noise
 from gradaudit.defenses.norms import (
     clip_factors,
     joint_norms,
     scale_units,
     unit_norms,
+    weighted_means,
 )
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import require
@@ -79,7 +81,7 @@ class QuantileClip:
         norms = joint_norms([unit_norms(leaf) for leaf in leaves])
         factors = clip_factors(norms, state)
         clipped = [scale_units(leaf, factors) for leaf in leaves]
-        noise = draw_like(noise_key, leaves, jax.random.normal, len(norms))
+        noise = draw_like(noise_key, leaves, standard_normal, len(norms))
         std = self.gradient_sigma * state
         noisy = add_noise(clipped, noise, [std] * len(leaves))
         return jax.tree.unflatten(structure, noisy), self._next(count_key, norms, state)

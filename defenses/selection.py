@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from gradaudit.defenses.base import State
 from gradaudit.defenses.caveats import unbounded
-from gradaudit.defenses.noise import draw_like
+from gradaudit.defenses.draws import draw_like
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import require
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
