@@ -152,7 +152,7 @@ def final_labels(
     """Returns the labels that the attacker hands in."""
     if not layout.joint:
         return labels
-    return np.argmax(layout.scores(position), axis=-1).astype(np.int32)
+    return np.asarray(np.argmax(layout.scores(position), axis=-1), np.int32)
 
 
 def objective(

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from gradaudit.arguments import call_with_text
 from gradaudit.attacks.analytic import Analytic
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.distances import CONVOLUTIONS, DENSE, Cosine, SquaredL2
@@ -169,3 +170,12 @@ _TABLE = (
     ),
 )
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _TABLE}
+
+
+def parse(text: str) -> Attack:
+    """Returns the attack that the text describes: `cpl` or `cpl:init=uniform`."""
+    name, _, parameters = text.partition(":")
+    if name not in PRESETS:
+        raise unknown_name("attack", name, PRESETS)
+    attack: Attack = call_with_text(name, PRESETS[name].make, parameters)
+    return attack

@@ -13,10 +13,19 @@ from gradaudit._version import __version__
 _EXPORTS = {
     "Dataset": "gradaudit.data",
     "InputError": "gradaudit.errors",
+    "attack": "gradaudit.attacking",
     "epsilon": "gradaudit.accounting",
     "load_dataset": "gradaudit.data",
 }
-_MODULES = {"accounting", "data", "errors", "federation"}
+_MODULES = {
+    "attacks",
+    "defenses",
+    "models",
+    "accounting",
+    "data",
+    "errors",
+    "federation",
+}
 
 __all__ = ["__version__", *sorted(_EXPORTS), *sorted(_MODULES)]
 

@@ -20,14 +20,15 @@ def configure() -> None:
     import jax
 
     folder = cache_folder()
-    if folder is not None and jax.config.jax_compilation_cache_dir is None:
+    settings: Any = jax.config
+    if folder is not None and settings.jax_compilation_cache_dir is None:
         folder.mkdir(parents=True, exist_ok=True)
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        settings.update("jax_compilation_cache_dir", str(folder))
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not forced and "JAX_NUM_CPU_DEVICES" not in os.environ:
         try:
-            jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+            settings.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
         except RuntimeError:
             return  # the caller has used jax already: keep its devices
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit.errors import InputError, require
-from gradaudit.types import Model, PyTree
+from gradaudit.types import HostOrDevice, Model, PyTree
 
 
 def one_hot(labels: jax.Array, classes: int) -> jax.Array:
@@ -33,7 +33,7 @@ def per_example_gradients(
     return jax.vmap(one)(inputs, targets)
 
 
-def check_batch(model: Model, inputs: jax.Array, labels: jax.Array) -> None:
+def check_batch(model: Model, inputs: HostOrDevice, labels: HostOrDevice) -> None:
     """Raises unless inputs and labels fit the model (host side, before jit)."""
     if tuple(inputs.shape[1:]) != model.input_shape:
         raise InputError(

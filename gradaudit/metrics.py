@@ -89,7 +89,10 @@ def labels_recovered(truth: NDArray[np.integer], guess: NDArray[np.integer]) -> 
 
 
 def guessing_rmse(
-    truth: Floats, labels: NDArray[np.integer], public: Floats, public_labels: Floats
+    truth: Floats,
+    labels: NDArray[np.integer],
+    public: Floats,
+    public_labels: NDArray[np.integer],
 ) -> dict[str, list[float]]:
     """Returns each victim's RMSE under guesses that never saw a gradient.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from gradaudit._version import __version__
-from gradaudit.cli import account, data
+from gradaudit.cli import account, attack, data, listing
 from gradaudit.cli.console import silence_backend
 
 app = typer.Typer(
@@ -14,12 +14,14 @@ app = typer.Typer(
         "Do your federated gradients leak your clients' data, and does your defense "
         "stop it?"
     ),
-    epilog="Start with: gradaudit data list",
+    epilog="Start with: gradaudit attack --type 2",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("attack", epilog=attack.EPILOG)(attack.attack)
+app.command("list", epilog="Example: gradaudit list defenses")(listing.list_everything)
 app.add_typer(data.app, name="data")
 app.command("account", epilog=account.EPILOG)(account.account)
 

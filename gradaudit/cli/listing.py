@@ -1,0 +1,55 @@
+"""`gradaudit list`: every attack, defense, dataset and model, one line each."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from gradaudit.cli.console import errors_in_words, out, print_json
+
+
+def list_everything(
+    what: Annotated[
+        str | None,
+        typer.Argument(help="attacks, defenses, datasets or models; all by default."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON on stdout.")
+    ] = False,
+) -> None:
+    """Show what there is: attacks, defenses, datasets, models, with their papers."""
+    with errors_in_words():
+        from gradaudit.errors import unknown_name
+
+        tables = _tables()
+        if what is not None and what not in tables:
+            raise unknown_name("list", what, tables)
+        chosen = tables if what is None else {what: tables[what]}
+        if as_json:
+            print_json(chosen)
+            return
+        for title, rows in chosen.items():
+            table = Table(title=title, title_justify="left", show_header=False)
+            table.add_column(no_wrap=True)
+            for row in rows:
+                table.add_row(row["name"], f"{row['summary']} [dim]{row['paper']}[/]")
+            out.print(table)
+
+
+def _tables() -> dict[str, list[dict[str, str]]]:
+    from gradaudit.attacks import PRESETS as ATTACKS
+    from gradaudit.data import CATALOGUE
+    from gradaudit.defenses import PRESETS as DEFENSES
+    from gradaudit.models import MODELS
+
+    def rows(*entries: tuple[str, str, str]) -> list[dict[str, str]]:
+        return [{"name": n, "summary": s, "paper": p} for n, s, p in entries]
+
+    return {
+        "attacks": rows(*((a.name, a.summary, a.paper) for a in ATTACKS.values())),
+        "defenses": rows(*((d.name, d.summary, d.paper) for d in DEFENSES.values())),
+        "datasets": rows(
+            *((d.name, d.summary, d.origin.value) for d in CATALOGUE.values())
+        ),
+        "models": rows(*((m.name, m.summary, m.paper) for m in MODELS.values())),
+    }

@@ -1,0 +1,181 @@
+"""The result of an attack: what was asked, what came out, and what it is worth."""
+
+import csv
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradaudit import metrics
+from gradaudit.evaluation import Score, Trace
+
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """One victim to look at: the truth, the iterates over time, what was handed in."""
+
+    victim: int
+    truth: NDArray[np.float32]  # (batch, *shape)
+    frames: dict[int, NDArray[np.float32]]  # iteration -> (batch, *shape)
+    final: NDArray[np.float32]
+    rmse: float
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackResult:
+    """Everything of one attack; `save` writes it, `config` runs it again."""
+
+    config: dict[str, Any]
+    threat: dict[str, Any]
+    environment: dict[str, Any]
+    scores: list[Score]
+    traces: list[Trace]
+    guess: metrics.Rate
+    timing: dict[str, float]
+    accounting: dict[str, Any] | None
+    limitations: list[str]
+    inputs: NDArray[np.float32]  # (victims, batch, *shape) as handed in
+    truth: NDArray[np.float32]  # (victims, batch, *shape)
+    pictures: list[Picture]
+    interrupted: bool = False
+
+    @property
+    def asr(self) -> metrics.Rate:
+        """The attack success rate, attacker-selected, with its interval."""
+        return metrics.rate(sum(s.success for s in self.scores), len(self.scores))
+
+    @property
+    def rmse(self) -> dict[str, float | None]:
+        """Mean, median and worst RMSE (clipped), attacker-selected."""
+        return _summary([s.rmse for s in self.scores])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns result.json (schema_version 1); infinities become null."""
+        threshold = self.config["success_rmse"]
+        reached = [
+            s.iterations_to_success
+            for s in self.scores
+            if s.iterations_to_success is not None
+        ]
+        oracle = metrics.rate(
+            sum(s.oracle_rmse <= threshold for s in self.scores), len(self.scores)
+        )
+        similarity = [s.ssim for s in self.scores if s.ssim is not None]
+        result: dict[str, Any] = _finite(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "config": self.config,
+                "threat": self.threat,
+                "environment": self.environment,
+                "victims": len(self.scores),
+                "interrupted": self.interrupted,
+                "metrics": {
+                    "asr": {
+                        **dataclasses.asdict(self.asr),
+                        "threshold": threshold,
+                        "guess": self.guess.value,
+                    },
+                    "rmse": self.rmse,
+                    "rmse_raw": _summary([s.rmse_raw for s in self.scores]),
+                    "psnr": _summary([s.psnr for s in self.scores]),
+                    "ssim": _summary(similarity),
+                    "iterations": {
+                        "median": statistics.median(reached) if reached else None,
+                        "mean": statistics.fmean(reached) if reached else None,
+                        "cap": self.config["iterations"],
+                        "run_median": _summary([s.iterations for s in self.scores])[
+                            "median"
+                        ],
+                    },
+                    "evaluations": _summary([s.evaluations for s in self.scores]),
+                    "label_accuracy": _mean([s.label_accuracy for s in self.scores]),
+                },
+                "oracle": {
+                    "asr": dataclasses.asdict(oracle),
+                    "rmse": _summary([s.oracle_rmse for s in self.scores]),
+                },
+                "status": {
+                    name: sum(s.status == name for s in self.scores)
+                    for name in sorted({s.status for s in self.scores})
+                },
+                "timing": self.timing,
+                "accounting": self.accounting,
+                "limitations": self.limitations,
+            }
+        )
+        return result
+
+    def save(self, folder: pathlib.Path | str) -> pathlib.Path:
+        """Writes result.json, trials.csv, reconstructions.npz and figures/."""
+        from gradaudit import figures
+
+        target = pathlib.Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        _write(target / "result.json", json.dumps(self.to_dict(), indent=2) + "\n")
+        with (target / "trials.csv").open("w", newline="") as file:
+            rows = [dataclasses.asdict(score) for score in self.scores]
+            writer = csv.DictWriter(
+                file, [field.name for field in dataclasses.fields(Score)]
+            )
+            writer.writeheader()
+            for row in rows:
+                writer.writerow(
+                    {
+                        key: " ".join(map(str, v)) if isinstance(v, tuple) else v
+                        for key, v in row.items()
+                    }
+                )
+        np.savez_compressed(
+            target / "reconstructions.npz",
+            truth=self.truth,
+            reconstruction=self.inputs,
+            victim=np.asarray([s.victim for s in self.scores]),
+        )
+        figures.save_all(self, target / "figures")
+        return target
+
+    def show(self) -> None:
+        """Prints the table that the command line prints."""
+        from gradaudit.cli.console import out
+        from gradaudit.cli.tables import attack_table
+
+        out.print(attack_table(self.to_dict()))
+
+
+def _summary(values: list[Any]) -> dict[str, float | None]:
+    if not values:
+        return {"mean": None, "median": None, "worst": None}
+    return {
+        "mean": statistics.fmean(values),
+        "median": statistics.median(values),
+        "worst": max(values),
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _finite(value: Any) -> Any:
+    """Returns the value with NaN and infinities as null, so that it is valid JSON."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    """Writes whole or not at all."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(text)
+    partial.replace(path)
