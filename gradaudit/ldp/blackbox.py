@@ -99,7 +99,7 @@ def play(
     """
     size = crafted.gradients.shape[1]
     steps = jnp.array([game.server.step_length(size, e, game.clip) for e in epsilons])
-    settings = jnp.array(epsilons), steps
+    settings = jnp.array(epsilons, jnp.float32), steps
     chunk = min(trials, CHUNK)
     firsts, scores = [], []
     for index, start in enumerate(range(0, trials, chunk)):

@@ -43,6 +43,7 @@ class LdpConfig:
         require(len(self.epsilons) > 0, "name at least one epsilon")
         for epsilon in self.epsilons:
             check_epsilon(epsilon)
+        object.__setattr__(self, "epsilons", tuple(map(float, self.epsilons)))
         require(len(self.adversaries) > 0, "name at least one adversary")
         require(len(self.boxes) > 0, "name at least one box: white or black")
         check_trials(self.trials)
