@@ -29,7 +29,11 @@ class Population:
     sizes: jax.Array  # (clients,)
 
     @classmethod
-    def of(cls, dataset: Dataset, partition: Sequence[NDArray[np.integer]]) -> Self:
+    def of(
+        cls,
+        dataset: Dataset,
+        partition: Sequence[NDArray[np.integer]] | NDArray[np.integer],
+    ) -> Self:
         """Returns the clients whose examples are given by lists of indices."""
         require(len(partition) > 0, "a population needs at least one client")
         sizes = np.asarray([len(part) for part in partition], np.int32)

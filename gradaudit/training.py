@@ -1,0 +1,297 @@
+"""`ga.train`: federated or centralized training under a defense."""
+
+import dataclasses
+import enum
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradaudit import environment, tree
+from gradaudit.accounting import epsilon
+from gradaudit.accounting.serial import privacy_as_plain
+from gradaudit.accounting.settings import PAPER_FEDERATIONS
+from gradaudit.config import Federation
+from gradaudit.data import (
+    PUBLISHED_HOLDINGS,
+    Dataset,
+    FullCopy,
+    Iid,
+    Partition,
+    load_dataset,
+)
+from gradaudit.defenses import parse as parse_defense
+from gradaudit.defenses.base import Defense
+from gradaudit.errors import require
+from gradaudit.federation import checkpoint
+from gradaudit.federation.budget import affordable_rounds
+from gradaudit.federation.finetuning import PublicData
+from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Recipe
+from gradaudit.federation.rounds import CHUNK
+from gradaudit.federation.run import Progress, Training, train_until
+from gradaudit.federation.sampling import (
+    ActiveSelection,
+    FixedSize,
+    Poisson,
+    Sampler,
+)
+from gradaudit.models import build_model
+from gradaudit.training_result import TrainingResult
+from gradaudit.types import Model
+
+DEFAULT_DATASET = "digits"
+# For data without a published setting: seconds on a laptop.
+_SMALL = Federation(
+    clients=100,
+    clients_per_round=10,
+    local_steps=20,
+    batch_size=5,
+    rounds=20,
+    examples=100,
+)
+CHECKPOINT = "checkpoint.npz"
+
+
+class Selection(enum.Enum):
+    """How the clients of a round are selected."""
+
+    FIXED = "fixed"
+    POISSON = "poisson"
+    ACTIVE = "active"
+
+
+_SAMPLERS: dict[Selection, Callable[[int, int], Sampler]] = {
+    Selection.FIXED: FixedSize,
+    Selection.POISSON: Poisson,
+    Selection.ACTIVE: ActiveSelection,
+}
+
+
+def default_federation(dataset: str) -> Federation:
+    """Returns the dataset's published setting, or a small one."""
+    return PAPER_FEDERATIONS.get(dataset, _SMALL)
+
+
+def centralized_federation(
+    examples: int,
+    batch_size: int = 100,
+    rounds: int = 1000,
+    learning_rate: float = 0.05,
+) -> Federation:
+    """Returns one client with all the data and a step per round (Wei & Liu 2022)."""
+    return Federation(
+        clients=1,
+        clients_per_round=1,
+        local_steps=1,
+        batch_size=batch_size,
+        rounds=rounds,
+        examples=examples,
+        learning_rate=learning_rate,
+    )
+
+
+def train(
+    dataset: str | tuple[Dataset, Dataset] = DEFAULT_DATASET,
+    defense: str | Defense = "none",
+    model: str | Model | None = None,
+    federation: Federation | None = None,
+    partition: Partition | None = None,
+    selection: Selection = Selection.FIXED,
+    public_examples: int = 0,
+    seed: int = 0,
+    target_accuracy: float | None = None,
+    target_epsilon: float | None = None,
+    delta: float = 1e-5,
+    evaluate_every: int = 1,
+    chunk: int = CHUNK,
+    out: Path | str | None = None,
+    resume: bool = False,
+    on_round: Callable[[Progress], None] = lambda progress: None,
+) -> TrainingResult:
+    """Trains until the rounds are done or a target is reached.
+
+    Args:
+      dataset: a name with `train` and `test` splits, or (training, validation).
+      defense: a defense, or its name with parameters (`fed-cdp:clip=4,sigma=6`).
+      model: a model or its name; by default `cnn` for images and `mlp` for tables.
+      federation: the setting; the dataset's published one, or a small one.
+      partition: who holds what; the published one, or IID.
+      selection: how the clients of a round are selected.
+      public_examples: the server keeps this many training examples for itself and
+        fine-tunes on them after each round.
+      seed: everything random follows from it.
+      target_accuracy: stop at this validation accuracy.
+      target_epsilon: stop before the defense's claim exceeds this.
+      delta: of the privacy claim.
+      evaluate_every: rounds between two validations.
+      chunk: clients vectorised together (speed only).
+      out: a folder for the checkpoint, result.json and curve.png.
+      resume: go on from the checkpoint in `out`.
+      on_round: is called with every finished round.
+    """
+    environment.configure()
+    train_set, validation = _datasets(dataset)
+    federation = federation or default_federation(train_set.name)
+    guard = parse_defense(defense) if isinstance(defense, str) else defense
+    net = _model(model, train_set)
+    partition = partition or _default_partition(train_set.name, federation)
+    config = {
+        "command": "train",
+        "dataset": train_set.name,
+        "defense": defense if isinstance(defense, str) else guard.name,
+        "defense_parameters": {k: str(v) for k, v in guard.parameters},
+        "model": net.name,
+        "federation": _plain(federation),
+        "partition": repr(partition),
+        "selection": selection.value,
+        "public_examples": public_examples,
+        "seed": seed,
+    }
+    fingerprint = json.dumps(_without_rounds(config), sort_keys=True)
+    training = _training(
+        train_set, validation, net, guard, federation, partition, selection,
+        public_examples, seed, evaluate_every,
+    )  # fmt: skip
+    init_key, key = jax.random.split(jax.random.key(seed))
+    start = training.start(net.init(init_key))
+    tensors = tree.names(start.state.params)
+    rounds = federation.rounds
+    if target_epsilon is not None:
+        rounds = affordable_rounds(
+            target_epsilon, guard, federation, len(tensors), delta
+        )
+    saved = Path(out) / CHECKPOINT if out is not None else None
+    require(saved is not None or not resume, "to resume, say which folder with --out")
+    if saved is not None and resume:
+        start = checkpoint.load(saved, start, fingerprint)
+
+    def finished(progress: Progress) -> None:
+        if saved is not None:
+            checkpoint.save(saved, progress, fingerprint)
+        on_round(progress)
+
+    progress, stopped = train_until(
+        training, key, start, rounds, target_accuracy, chunk, finished
+    )
+    done = int(progress.state.round)
+    result = TrainingResult(
+        config=config
+        | {"target_accuracy": target_accuracy, "delta": delta}
+        | {"target_epsilon": target_epsilon, "evaluate_every": evaluate_every},
+        environment=environment.describe(),
+        params=progress.state.params,
+        history=progress.history,
+        tensors=tensors,
+        stopped=stopped,
+        accounting=_accounting(guard, federation, done, len(tensors), delta),
+        limitations=_limitations(selection, federation),
+    )
+    if out is not None:
+        result.save(out)
+    return result
+
+
+def _datasets(dataset: str | tuple[Dataset, Dataset]) -> tuple[Dataset, Dataset]:
+    if isinstance(dataset, str):
+        return load_dataset(dataset, "train"), load_dataset(dataset, "test")
+    return dataset
+
+
+def _model(model: str | Model | None, data: Dataset) -> Model:
+    if isinstance(model, Model):
+        return model
+    name = model or ("cnn" if len(data.shape) == 3 else "mlp")
+    return build_model(name, data.shape, data.classes)
+
+
+def _default_partition(dataset: str, federation: Federation) -> Partition:
+    if federation.clients == 1:
+        return FullCopy()
+    holding = PUBLISHED_HOLDINGS.get(dataset)
+    return holding.partition if holding else Iid()
+
+
+def _training(
+    train_set: Dataset,
+    validation: Dataset,
+    model: Model,
+    defense: Defense,
+    federation: Federation,
+    partition: Partition,
+    selection: Selection,
+    public_examples: int,
+    seed: int,
+    evaluate_every: int,
+) -> Training:
+    public, private = _held_out(train_set, public_examples, seed)
+    held = partition.assign(
+        seed, private.labels, federation.clients, federation.examples
+    )
+    return Training(
+        recipe=Recipe.of(model, defense, federation),
+        population=Population.of(private, held),
+        sampler=_SAMPLERS[selection](federation.clients, federation.clients_per_round),
+        validation=validation,
+        public=public,
+        evaluate_every=evaluate_every,
+    )
+
+
+def _held_out(
+    data: Dataset, count: int, seed: int
+) -> tuple[PublicData | None, Dataset]:
+    """Returns the server's examples, and the others; no example is both."""
+    if count == 0:
+        return None, data
+    require(
+        0 < count < len(data),
+        f"public examples must lie in 1..{len(data) - 1}, got {count}",
+    )
+    order = np.random.default_rng(seed).permutation(len(data))
+    own = data.take(order[:count])
+    public = PublicData(
+        jnp.asarray(own.inputs), jnp.asarray(own.labels), batch_size=min(50, count)
+    )
+    return public, data.take(np.sort(order[count:]))
+
+
+def _plain(federation: Federation) -> dict[str, Any]:
+    return {
+        name: value.value if isinstance(value, enum.Enum) else value
+        for name, value in dataclasses.asdict(federation).items()
+    }
+
+
+def _without_rounds(config: dict[str, Any]) -> dict[str, Any]:
+    """More rounds of the same training go on from its checkpoint."""
+    federation = {k: v for k, v in config["federation"].items() if k != "rounds"}
+    return config | {"federation": federation}
+
+
+def _accounting(
+    defense: Defense, federation: Federation, done: int, tensors: int, delta: float
+) -> dict[str, Any] | None:
+    if not defense.mechanisms or not done:
+        return None
+    spent = dataclasses.replace(federation, rounds=done)
+    return privacy_as_plain(epsilon(defense, spent, delta=delta, tensors=tensors))
+
+
+def _limitations(selection: Selection, federation: Federation) -> tuple[str, ...]:
+    notes = []
+    if selection is not Selection.POISSON and federation.clients > 1:
+        notes.append(
+            "Clients are not selected by independent coins, and batches have a fixed "
+            "size; the accountant assumes Poisson sampling of both."
+        )
+    if selection is Selection.ACTIVE:
+        notes.append(
+            "Active selection looks at the clients' losses: no amplification by "
+            "sampling clients holds, and the losses themselves are released."
+        )
+    return tuple(notes)
