@@ -1,0 +1,37 @@
+# Every target sets up what it needs: a virtual environment in .venv, installed once.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: attack test test-slow lint types tests data notebooks clean
+
+attack: $(READY) ## rebuild private images from gradients, on embedded data
+	$(BIN)/gradaudit attack --type 2
+
+test: lint types tests ## lint, types, tests
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+tests: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: $(READY) ## what takes minutes: builds, downloads, long runs
+	$(BIN)/python -m pytest -m slow
+
+data: $(READY) ## fetch MNIST, so that the tests that need it run
+	$(BIN)/gradaudit data fetch mnist
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gradaudit needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
