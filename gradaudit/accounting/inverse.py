@@ -107,7 +107,7 @@ def read_log(path: str | pathlib.Path) -> list[tuple[int, float]]:
 
 def _bisect(excess: Callable[[float], float], low: float, high: float) -> float:
     """Returns a point on the private side, where excess <= 0."""
-    while high - low > 1e-6:
+    while high - low > 1e-5:
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return high

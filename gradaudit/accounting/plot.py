@@ -31,7 +31,7 @@ def plot_over_steps(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.3), dpi=150, layout="constrained")
+    figure = Figure(figsize=(8, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     shown = np.unique(np.linspace(1, events.steps, _MOST_POINTS).astype(int))
@@ -42,8 +42,8 @@ def plot_over_steps(
         axes.plot(shown, curve, color=f"C{index}", linewidth=width)
         axes.plot([], [], color=f"C{index}", linewidth=width, label=_label(name, curve))
     if target is not None:
-        axes.axhline(target, color="black", linestyle=":", linewidth=1)
-        axes.annotate(f"target {target:g}", (1, target), va="bottom", fontsize=8)
+        label = f"target: {target:g}"
+        axes.axhline(target, color="black", linestyle=":", linewidth=1, label=label)
     axes.set(
         xlabel="step",
         ylabel=rf"$\varepsilon$ at $\delta$ = {delta:g}",

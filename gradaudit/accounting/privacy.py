@@ -163,9 +163,9 @@ def _remarks(privacy: Privacy) -> list[str]:
             f"{privacy.at_best:.4g}."
         )
     closest = privacy.views[2]
-    if closest.reason:
+    if closest.reason and privacy.effective is not None:
         notes.append(f"Type 2 is not covered: {closest.reason}")
-    else:
+    elif not closest.reason:
         notes.append(
             "An adversary of type 2 is given the noisy gradients of single examples, "
             f"not their mean: {closest.releases} releases of one example, "

@@ -75,19 +75,22 @@ def account(
         ),
     ] = "mnist",
     rounds: Annotated[
-        int | None, typer.Option(help="Rounds.", rich_help_panel=_DEFENSE)
+        int | None,
+        typer.Option(help="Rounds of the training.", rich_help_panel=_DEFENSE),
     ] = None,
     local_steps: Annotated[
-        int | None, typer.Option(help="Local steps.", rich_help_panel=_DEFENSE)
+        int | None,
+        typer.Option(help="Local steps of a round.", rich_help_panel=_DEFENSE),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Examples per step.", rich_help_panel=_DEFENSE)
+        int | None,
+        typer.Option(help="Examples per local step.", rich_help_panel=_DEFENSE),
     ] = None,
     examples: Annotated[
         int | None, typer.Option(help="Examples per client.", rich_help_panel=_DEFENSE)
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="All clients.", rich_help_panel=_DEFENSE)
+        int | None, typer.Option(help="Clients in all.", rich_help_panel=_DEFENSE)
     ] = None,
     clients_per_round: Annotated[
         int | None, typer.Option(help="Clients per round.", rich_help_panel=_DEFENSE)

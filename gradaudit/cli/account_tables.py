@@ -21,6 +21,11 @@ WORDS = {
     "rdp": "Renyi, improved conversion",
     "pld": "loss distribution (tight)",
 }
+_READS = {
+    0: "a client's updates, at the server",
+    1: "a client's updates, at the client",
+    2: "single examples, at the client",
+}
 
 
 def print_methods(
@@ -56,8 +61,8 @@ def print_privacy(privacy: "Privacy") -> None:
     verdict = privacy.guarantee
     table = Table(title=f"{privacy.defense}: what is claimed, what holds")
     table.title_justify = "left"
-    table.add_column("epsilon", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("epsilon", justify="right", no_wrap=True)
     table.add_column("how")
     claimed, held = verdict.claimed_multiplier, verdict.effective_multiplier
     counted = f"q = {privacy.q:g}, {privacy.steps:,} steps"
@@ -72,24 +77,25 @@ def print_privacy(privacy: "Privacy") -> None:
             show(privacy.accounted_epsilon),
             "the same claim, tight (loss distribution)",
         )
-    table.add_row(
-        "effective",
-        show(privacy.effective_epsilon),
-        f"what is released: noise multiplier {held:.4g}"
-        if privacy.claimed is not None
-        else "nothing finite holds",
-        style="bold",
-    )
+    released = f"what is really released, noise multiplier {held:.4g}"
+    if privacy.effective is None:
+        released = "no finite epsilon holds for what is released"
+    effective = show(privacy.effective_epsilon)
+    table.add_row("effective", effective, released, style="bold")
     for view in privacy.views:
-        how = view.reason or f"{view.releases:,} releases, q = {view.q:g}"
-        table.add_row(f"  type {view.leakage}", show(view.epsilon), how)
+        plural = "" if view.releases == 1 else "s"
+        seen = f"{view.releases:,} release{plural}, q = {view.q:g}"
+        how = view.reason or f"{_READS[view.leakage]}: {seen}"
+        table.add_row(f"to type {view.leakage}", show(view.epsilon), how)
     out.print(table)
     colour = "green" if verdict.valid else "red"
     out.print(f"guarantee: [bold {colour}]{verdict.verdict}[/]")
-    for sentence in verdict.reasons:
-        out.print(f"  - {sentence}")
-    for sentence in verdict.notes:
-        out.print(f"  [dim]note:[/] {sentence}")
+    sentences = Table.grid(padding=(0, 1))
+    for reason in verdict.reasons:
+        sentences.add_row("  because", reason)
+    for note in verdict.notes:
+        sentences.add_row("  [dim]note[/]", f"[dim]{note}[/]")
+    out.print(sentences)
 
 
 def print_sigmas(
