@@ -15,6 +15,7 @@ _EXPORTS = {
     "InputError": "gradaudit.errors",
     "attack": "gradaudit.attacking",
     "epsilon": "gradaudit.accounting",
+    "ldp_audit": "gradaudit.ldp",
     "load_dataset": "gradaudit.data",
 }
 _MODULES = {
@@ -25,6 +26,7 @@ _MODULES = {
     "data",
     "errors",
     "federation",
+    "ldp",
 }
 
 __all__ = ["__version__", *sorted(_EXPORTS), *sorted(_MODULES)]

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from gradaudit._version import __version__
-from gradaudit.cli import account, attack, data, listing
+from gradaudit.cli import account, attack, data, ldp, listing
 from gradaudit.cli.console import silence_backend
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("attack", epilog=attack.EPILOG)(attack.attack)
 app.command("list", epilog="Example: gradaudit list defenses")(listing.list_everything)
 app.add_typer(data.app, name="data")
 app.command("account", epilog=account.EPILOG)(account.account)
+app.command("ldp", epilog=ldp.EPILOG)(ldp.ldp)
 
 
 def _print_version(wanted: bool) -> None:

@@ -53,6 +53,7 @@ class ReleaseResult:
     lower_bound: float
     ceiling: float
     verdict: Verdict
+    refuted_by: str | None  # trials, closed form, or both
     trials_needed: int
     estimates: dict[str, float]
 
@@ -100,6 +101,10 @@ def audit_release(
     (played,) = _play(test_key, release, pair, (statistic,), trials, advance)
     errors = played.errors(threshold)
     bound = lower_bound(errors, significance, claim.delta)
+    measured = judge(claim.epsilon, bound, trials, significance, claim.delta)
+    # The tolerance is the rounding of the exact conversions, not of any measurement.
+    untrue = closed_form is not None and closed_form > claim.epsilon * (1 + 1e-6)
+    reasons = ["trials"] * (measured is Verdict.REFUTED) + ["closed form"] * untrue
     return ReleaseResult(
         claim=claim,
         closed_form=closed_form,
@@ -111,7 +116,8 @@ def audit_release(
         trials=trials,
         lower_bound=bound,
         ceiling=ceiling(trials, significance, claim.delta),
-        verdict=judge(claim.epsilon, bound, trials, significance, claim.delta),
+        verdict=Verdict.REFUTED if reasons else measured,
+        refuted_by=" and ".join(reasons) or None,
         trials_needed=trials_needed(claim.epsilon, significance, claim.delta),
         estimates=library_estimates(played, significance, claim.delta, threshold),
     )
