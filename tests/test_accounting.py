@@ -191,6 +191,23 @@ def test_composition_theorems_spend_more_delta_than_stated():
         assert answers[method].delta == DELTA
 
 
+def test_methods_that_are_no_bound_are_named():
+    """The printed zCDP formula breaks for little noise; the others never do."""
+    assert account(gaussian(6, 0.01, 1000), DELTA).notes == ()
+    broken = account(gaussian(0.5, 0.01, 100), DELTA)
+    assert broken["zcdp"] < broken["pld"]
+    assert broken.notes == (
+        "zcdp lies below the tight value here: it is not a bound for these steps.",
+    )
+
+
+@pytest.mark.slow
+def test_ten_thousand_different_scales_are_within_half_a_percent():
+    events = gaussian(15.757 * np.exp(-1.662e-4 * np.arange(10_000)), 0.01)
+    fine = LossDistribution(scales=1536).epsilon(events, DELTA)
+    assert fine < eps("pld", events) < fine * 1.005
+
+
 def test_the_tight_truth_beside_the_published_number():
     answers = account(gaussian(6, 0.01, 10_000), DELTA)
     assert answers["moments"] == pytest.approx(0.823, abs=5e-4)

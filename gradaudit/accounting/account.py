@@ -17,6 +17,7 @@ from gradaudit.accounting.methods import (
 from gradaudit.accounting.published import Method, Question, as_published, clean
 from gradaudit.errors import unknown_name
 
+_GRID = 5e-3  # how far the tight value may lie above the exact one
 METHODS: Mapping[str, Method] = {
     "base": BASE,
     "advanced": ADVANCED,
@@ -53,6 +54,21 @@ class Account:
     steps: int
     unit: Unit
     convention: str
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Returns which answers lie below the tight one, so that they are no bound."""
+        tight = self.methods["pld"].epsilon
+        return tuple(
+            f"{name} lies below the tight value here"
+            + (
+                f", at its larger delta = {spent.delta:.3g}."
+                if spent.delta > self.delta
+                else ": it is not a bound for these steps."
+            )
+            for name, spent in self.methods.items()
+            if math.isfinite(tight) and spent.epsilon < tight * (1 - _GRID)
+        )
 
     def __getitem__(self, method: str) -> float:
         """Returns one method's epsilon."""

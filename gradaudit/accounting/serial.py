@@ -28,6 +28,7 @@ def account_as_plain(account: Account) -> Plain:
         "unit": account.unit.value,
         "neighbouring": account.unit.relation,
         "convention": account.convention,
+        "notes": list(account.notes),
     }
 
 

@@ -54,6 +54,8 @@ def print_methods(
     out.print(table)
     for reason in dict.fromkeys(s.reason for s in answers.methods.values() if s.reason):
         out.print(f"inf: {reason}")
+    for note in answers.notes:
+        out.print(f"note: {note}")
 
 
 def print_privacy(privacy: "Privacy") -> None:
