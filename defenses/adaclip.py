@@ -43,6 +43,8 @@ class AdaClip:
     b_i = sqrt(s_i * sum(s)), the unit (g - m) / b is clipped to norm 1, gets noise of
     std sigma, and is mapped back, so that coordinates that vary little get little
     noise. The first s is even and such that the first bound on |g| is `clip`.
+    The variance is read from the clipped mean, as published, so that with little noise
+    s shrinks towards its floor over many rounds.
     Not what Opacus calls AdaClip: that is `QuantileClip`.
     """
 

@@ -8,6 +8,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradaudit.defenses.base import State
 from gradaudit.defenses.caveats import unbounded
@@ -77,11 +78,14 @@ class RandomSelection:
         ]
         flat = jnp.concatenate([lot.reshape(units, -1) for lot in lots], axis=1)
         count = max(1, int(self.share * flat.shape[1]))
-        lowest = jnp.sort(flat, axis=1)[:, -count]
-        lowest = jnp.maximum(lowest, 0.0)
+        # By index: equal lots would let more than `count` through a threshold.
+        best, index = jax.lax.top_k(flat, count)
+        rows = jnp.arange(units)[:, None]
+        mask = jnp.zeros(flat.shape, bool).at[rows, index].set(best >= 0)
+        ends = np.cumsum([lot[0].size for lot in lots])[:-1]
         return [
-            (lot >= lowest.reshape((-1,) + (1,) * (lot.ndim - 1))) | ~jnp.isfinite(leaf)
-            for lot, leaf in zip(lots, leaves, strict=True)
+            part.reshape(leaf.shape) | ~jnp.isfinite(leaf)
+            for part, leaf in zip(jnp.split(mask, ends, 1), leaves, strict=True)
         ]
 
     def releases(self, point: Point, clip: object) -> tuple[Mechanism, ...]:

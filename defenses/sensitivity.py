@@ -1,7 +1,7 @@
 """Sensitivity: the size of the change that the noise is meant to hide."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,9 @@ class Sensitivity(Protocol):
     def data_dependent(self) -> bool:
         """Whether S is computed from the private batch."""
 
-    def bound(self, t: Any) -> Any:
-        """Returns an upper bound of S in round t, whatever the data."""
+    @property
+    def bound(self) -> Schedule:
+        """An upper bound of S in each round, whatever the data."""
 
     def of(self, norms: list[jax.Array], t: jax.Array | int) -> jax.Array:
         """Returns S, (), for clipped tensors with these norms, (units,) each."""
@@ -28,16 +29,12 @@ class Sensitivity(Protocol):
 class FixedSensitivity:
     """S = C, the clipping bound of the round (Wei et al. 2021, Algorithms 1 and 2)."""
 
-    value: Schedule
+    bound: Schedule
     data_dependent: bool = dataclasses.field(default=False, init=False)
-
-    def bound(self, t: Any) -> Any:
-        """Returns S in round t."""
-        return self.value(t)
 
     def of(self, norms: list[jax.Array], t: jax.Array | int) -> jax.Array:
         """Returns S in round t."""
-        return jnp.asarray(self.value(t), jnp.float32)
+        return jnp.asarray(self.bound(t), jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +46,7 @@ class LargestNorm:
     itself a leak: accounting says so. `smallest` keeps a vanishing batch noisy.
     """
 
-    clip: Schedule
+    bound: Schedule  # the clip before it
     smallest: float = 0.0
     data_dependent: bool = dataclasses.field(default=True, init=False)
 
@@ -57,10 +54,6 @@ class LargestNorm:
         require(
             self.smallest >= 0, f"smallest must not be negative, got {self.smallest}"
         )
-
-    def bound(self, t: Any) -> Any:
-        """Returns the clipping bound of round t."""
-        return self.clip(t)
 
     def of(self, norms: list[jax.Array], t: jax.Array | int) -> jax.Array:
         """Returns the largest norm of this batch."""
