@@ -17,6 +17,7 @@ _EXPORTS = {
     "epsilon": "gradaudit.accounting",
     "ldp_audit": "gradaudit.ldp",
     "load_dataset": "gradaudit.data",
+    "train": "gradaudit.training",
 }
 _MODULES = {
     "attacks",

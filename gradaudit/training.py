@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit import environment, tree
+from gradaudit import environment, standardized, tree
 from gradaudit.accounting import epsilon
 from gradaudit.accounting.serial import privacy_as_plain
 from gradaudit.accounting.settings import PAPER_FEDERATIONS
@@ -99,6 +99,7 @@ def train(
     dataset: str | tuple[Dataset, Dataset] = DEFAULT_DATASET,
     defense: str | Defense = "none",
     model: str | Model | None = None,
+    standardize: bool = False,
     federation: Federation | None = None,
     partition: Partition | None = None,
     selection: Selection = Selection.FIXED,
@@ -119,6 +120,7 @@ def train(
       dataset: a name with `train` and `test` splits, or (training, validation).
       defense: a defense, or its name with parameters (`fed-cdp:clip=4,sigma=6`).
       model: a model or its name; by default `cnn` for images and `mlp` for tables.
+      standardize: the model scales features to mean 0 and deviation 1 first.
       federation: the setting; the dataset's published one, or a small one.
       partition: who holds what; the published one, or IID.
       selection: how the clients of a round are selected.
@@ -138,7 +140,7 @@ def train(
     train_set, validation = _datasets(dataset)
     federation = federation or default_federation(train_set.name)
     guard = parse_defense(defense) if isinstance(defense, str) else defense
-    net = _model(model, train_set)
+    net = _model(model, train_set, standardize)
     partition = partition or _default_partition(train_set.name, federation)
     config = {
         "command": "train",
@@ -202,11 +204,11 @@ def _datasets(dataset: str | tuple[Dataset, Dataset]) -> tuple[Dataset, Dataset]
     return dataset
 
 
-def _model(model: str | Model | None, data: Dataset) -> Model:
-    if isinstance(model, Model):
-        return model
-    name = model or ("cnn" if len(data.shape) == 3 else "mlp")
-    return build_model(name, data.shape, data.classes)
+def _model(model: str | Model | None, data: Dataset, scaled: bool) -> Model:
+    if not isinstance(model, Model):
+        name = model or ("cnn" if len(data.shape) == 3 else "mlp")
+        model = build_model(name, data.shape, data.classes)
+    return standardized.standardize(model, data) if scaled else model
 
 
 def _default_partition(dataset: str, federation: Federation) -> Partition:

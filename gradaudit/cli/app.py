@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from gradaudit._version import __version__
-from gradaudit.cli import account, attack, data, ldp, listing
+from gradaudit.cli import account, attack, data, ldp, listing, train
 from gradaudit.cli.console import silence_backend
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("attack", epilog=attack.EPILOG)(attack.attack)
+app.command("train", epilog=train.EPILOG)(train.train)
 app.command("list", epilog="Example: gradaudit list defenses")(listing.list_everything)
 app.add_typer(data.app, name="data")
 app.command("account", epilog=account.EPILOG)(account.account)
