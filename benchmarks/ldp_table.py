@@ -1,32 +1,42 @@
 """Matsumoto et al. 2022: measured epsilon of six adversaries, published beside it.
 
-    python benchmarks/ldp_table.py run mnist benign      one adversary of Figure 2, 5, 6
-    python benchmarks/ldp_table.py clients 10            one row of Table 3
+    python benchmarks/ldp_table.py run mnist benign ...  adversaries of Figures 2, 5, 6
+    python benchmarks/ldp_table.py clients 1 2 4 10      rows of Table 3
     python benchmarks/ldp_table.py rates                 the server's learning rate
+    python benchmarks/ldp_table.py norms                 Figure 3
     python benchmarks/ldp_table.py show                  everything measured so far
+
+`--black-trials 2000` makes the black box's measurements that short (the white box costs
+nothing); each row holds the number of its trials.
 
 Every part adds its rows to results/ldp_table.json, so that the parts can be run apart.
 The paper prints few numbers: of Figures 2, 5 and 6 there are those of its text only.
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import time
 from typing import Any
 
+import jax
+
+from gradaudit import __version__
 from gradaudit.data import load_dataset
 from gradaudit.ldp.adversaries import ADVERSARIES
 from gradaudit.ldp.audit import audit
 from gradaudit.ldp.cells import Cell
 from gradaudit.ldp.config import Box, LdpConfig
 from gradaudit.ldp.server import Server
+from gradaudit.ldp.sweep import norm_sweep
 from gradaudit.models import build_model
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "ldp_table.json"
 DATASETS = ("mnist", "fashion-mnist", "cifar10")
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 CLIENTS = (1, 2, 4, 10)
+NORMS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0)  # in units of the clip
 
 # (dataset, adversary, box, epsilon) -> section 4.2; every other cell is a figure only.
 PUBLISHED = {
@@ -54,9 +64,12 @@ def row(cell: Cell) -> dict[str, Any]:
     return values
 
 
-def run(dataset: str, adversary: str) -> None:
-    config = LdpConfig(epsilons=EPSILONS, adversaries=(ADVERSARIES[adversary],))
-    rows, seconds = measure(dataset, config)
+def run(dataset: str, adversary: str, black_trials: int) -> None:
+    both = LdpConfig(epsilons=EPSILONS, adversaries=(ADVERSARIES[adversary],))
+    rows, seconds = measure(dataset, dataclasses.replace(both, boxes=(Box.WHITE,)))
+    black = dataclasses.replace(both, boxes=(Box.BLACK,), trials=black_trials)
+    more, black_seconds = measure(dataset, black)
+    rows, seconds = rows + more, seconds + black_seconds
     for entry in rows:
         key = (dataset, adversary, entry["box"], entry["epsilon"])
         entry["published"] = PUBLISHED.get(key)
@@ -65,12 +78,13 @@ def run(dataset: str, adversary: str) -> None:
     )
 
 
-def clients(count: int) -> None:
+def clients(count: int, trials: int) -> None:
     config = LdpConfig(
         epsilons=EPSILONS,
         adversaries=(ADVERSARIES["benign"],),
         boxes=(Box.BLACK,),
         clients=count,
+        trials=trials,
     )
     rows, seconds = measure("mnist", config)
     entry = {"seconds": round(seconds, 1), "rows": rows}
@@ -87,7 +101,7 @@ def rates() -> None:
             adversaries=chosen,
             boxes=(Box.BLACK,),
             measurements=5,
-            trials=2_000,
+            trials=1_000,
             server=server,
         )
         rows, seconds = measure("mnist", config)
@@ -97,18 +111,22 @@ def rates() -> None:
         save("rates", name, {"seconds": round(seconds, 1), "rows": rows})
 
 
+def norms() -> None:
+    start = time.perf_counter()
+    points = norm_sweep(jax.random.key(0), 13_722, EPSILONS, NORMS)
+    rows = [dataclasses.asdict(point) for point in points]
+    seconds = round(time.perf_counter() - start, 1)
+    save("norms", "dummy-gradient, white box", {"seconds": seconds, "rows": rows})
+
+
 def save(part: str, name: str, entry: dict[str, Any]) -> None:
-    import jax
-
-    from gradaudit import __version__
-
     results = load()
     results["environment"] = {
         "gradaudit": __version__,
         "jax": jax.__version__,
         "backend": jax.default_backend(),
         "network": "ldp-cnn, fresh Glorot parameters, seed 0",
-        "trials": "10 measurements x 10,000 (rates: 5 x 2,000)",
+        "measurements": "10, each with its own pair of inputs (rates: 5)",
     }
     results.setdefault(part, {})[name] = entry
     RESULTS.parent.mkdir(exist_ok=True)
@@ -129,6 +147,10 @@ def show() -> None:
     for name, entry in results.get("clients", {}).items():
         line = _line(entry["rows"])
         print(f"clients {name:>3}: {line} (published {entry['published']})")
+    for entry in results.get("norms", {}).values():
+        for point in entry["rows"]:
+            exact = f"{point['mean']:.2f} (exact {point['exact']:.2f})"
+            print(f"norm {point['norm']:g}, ε = {point['epsilon']:g}: {exact}")
     for name, entry in results.get("rates", {}).items():
         for cell in entry["rows"]:
             words = f"{cell['adversary']} at {cell['epsilon']:g}: {cell['mean']:.2f}"
@@ -150,20 +172,22 @@ def main() -> None:
     parts = parser.add_subparsers(dest="part", required=True)
     table = parts.add_parser("run")
     table.add_argument("dataset", choices=DATASETS)
-    table.add_argument("adversary", choices=ADVERSARIES)
+    table.add_argument("adversary", choices=ADVERSARIES, nargs="+")
+    table.add_argument("--black-trials", type=int, default=10_000)
     several = parts.add_parser("clients")
-    several.add_argument("count", type=int, choices=CLIENTS)
-    parts.add_parser("rates")
-    parts.add_parser("show")
+    several.add_argument("count", type=int, choices=CLIENTS, nargs="+")
+    several.add_argument("--black-trials", type=int, default=10_000)
+    for name in ("rates", "norms", "show"):
+        parts.add_parser(name)
     arguments = parser.parse_args()
     if arguments.part == "run":
-        run(arguments.dataset, arguments.adversary)
+        for adversary in arguments.adversary:
+            run(arguments.dataset, adversary, arguments.black_trials)
     elif arguments.part == "clients":
-        clients(arguments.count)
-    elif arguments.part == "rates":
-        rates()
+        for count in arguments.count:
+            clients(count, arguments.black_trials)
     else:
-        show()
+        {"rates": rates, "norms": norms, "show": show}[arguments.part]()
 
 
 if __name__ == "__main__":

@@ -165,9 +165,11 @@ def ldp(
         if as_json:
             print_json(report.to_dict())
         else:
-            from gradaudit.cli.ldp_tables import cells_table, sweep_table
+            from gradaudit.cli.ldp_tables import cells_table, sweep_table, verdict_lines
 
             out.print(cells_table(report))
+            for line in verdict_lines(report):
+                out.print(line)
             if report.sweep:
                 out.print(sweep_table(report))
             out.print(f"written to {folder}/ (see figures/epsilon.png)")

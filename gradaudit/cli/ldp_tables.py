@@ -7,12 +7,13 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from gradaudit.ldp import LdpReport, MechanismReport
+    from gradaudit.ldp.cells import Cell
 
 _COLOURS = {"refuted": "red", "consistent": "green", "can't tell": "yellow"}
 
 
 def cells_table(report: "LdpReport") -> Table:
-    """Returns a row per adversary, box and epsilon."""
+    """Returns a row per adversary and box, a column per epsilon."""
     settings = report.settings
     table = Table(
         title=(
@@ -20,34 +21,39 @@ def cells_table(report: "LdpReport") -> Table:
             f"{settings['trials']:,} trials · {settings['clients']} client(s)"
         ),
         caption=(
-            "measured: equation 3, mean ± spread; proven: Clopper-Pearson lower bound "
-            f"at {1 - settings['significance']:.0%}, at most the ceiling"
+            "measured ε (equation 3), mean ± spread; ≥ what is proven at "
+            f"{1 - settings['significance']:.0%} confidence"
         ),
         title_justify="left",
         caption_justify="left",
+        show_lines=True,
     )
-    for column in ("adversary", "box"):
-        table.add_column(column)
-    for column in ("ε", "measured", "exact", "proven", "ceiling", "jax-privacy"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("verdict")
-    previous = None
+    table.add_column("adversary", max_width=13)
+    table.add_column("box")
+    epsilons = list(dict.fromkeys(cell.epsilon for cell in report.cells))
+    for epsilon in epsilons:
+        table.add_column(f"ε = {epsilon:g}", justify="right", no_wrap=True)
+    rows: dict[tuple[str, str], dict[float, str]] = {}
     for cell in report.cells:
-        if previous is not None and previous != cell.adversary:
-            table.add_section()
-        table.add_row(
-            "" if previous == cell.adversary else cell.adversary,
-            cell.box.value,
-            f"{cell.epsilon:g}",
-            f"{number(cell.mean)} ± {number(cell.spread)}",
-            "–" if cell.exact is None else number(cell.exact),
-            number(cell.lower_bound),
-            number(cell.ceiling),
-            number(cell.estimates["split"]),
-            _verdict(cell.verdict.value, cell.trials_needed),
-        )
-        previous = cell.adversary
+        row = rows.setdefault((cell.adversary, cell.box.value), {})
+        row[cell.epsilon] = _cell(cell)
+    for (adversary, box), row in rows.items():
+        words = [row.get(epsilon, "") for epsilon in epsilons]
+        table.add_row(adversary.replace("-", " "), box, *words)
     return table
+
+
+def verdict_lines(report: "LdpReport") -> list[str]:
+    """Returns how many claims were judged how, and each one that did not pass."""
+    verdicts = [cell.verdict.value for cell in report.cells]
+    counts = [f"{verdicts.count(name)} {name}" for name in _COLOURS if name in verdicts]
+    lines = ["verdicts: " + (", ".join(counts) or "none yet")]
+    for cell in report.cells:
+        if cell.verdict.value != "consistent":
+            verdict = _verdict(cell.verdict.value, cell.trials_needed)
+            where = f"{cell.adversary}, {cell.box.value} box"
+            lines.append(f"ε = {cell.epsilon:g} against {where}: {verdict}")
+    return lines
 
 
 def sweep_table(report: "LdpReport") -> Table:
@@ -99,6 +105,12 @@ def number(value: float) -> str:
     if math.isnan(value):
         return "–"
     return "inf" if math.isinf(value) else f"{value:.2f}"
+
+
+def _cell(cell: "Cell") -> str:
+    colour = _COLOURS[cell.verdict.value]
+    measured = f"{number(cell.mean)} ± {number(cell.spread)}"
+    return f"{measured}\n[{colour}]≥ {number(cell.lower_bound)}[/]"
 
 
 def _verdict(verdict: str, trials_needed: int) -> str:

@@ -100,6 +100,9 @@ def play(
     size = crafted.gradients.shape[1]
     steps = jnp.array([game.server.step_length(size, e, game.clip) for e in epsilons])
     settings = jnp.array(epsilons, jnp.float32), steps
+    # Step lengths are data: another learning rate must not compile again.
+    server = Server(radius=game.server.radius)
+    game = dataclasses.replace(game, server=server)
     chunk = min(trials, CHUNK)
     firsts, scores = [], []
     for index, start in enumerate(range(0, trials, chunk)):

@@ -42,10 +42,11 @@ def pair_law(
     cosine = float(np.clip(units[0] @ units[1], -1.0, 1.0))
     # The length of the part of g2 that is orthogonal to g1, without cancellation.
     sine = float(np.linalg.norm(units[1] - cosine * units[0]))
-    first, second = float(norms[0] > 0), float(norms[1] > 0)
+    first, second = bool(norms[0] > 0), bool(norms[1] > 0)
+    along = [cosine, sine] if first else [float(second), 0.0]
     truthful = 1 / (1 + math.exp(-epsilon))
     return PairLaw(
-        directions=jnp.array([[first, 0.0], [cosine, sine * second]], jnp.float32),
+        directions=jnp.array([[float(first), 0.0], along], jnp.float32),
         keep=jnp.asarray(0.5 + np.minimum(norms / clip, 1.0) * (truthful - 0.5)),
         dimension=jnp.asarray(pair.shape[1]),
     )

@@ -5,6 +5,7 @@ bound, so that nothing was chosen on the data that proves it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,8 @@ from gradaudit.types import Key
 
 Release = Callable[[Key, jax.Array], jax.Array]  # (key, (d,)) -> (d,)
 
-CHUNK = 2**8  # trials at a time, each with its own whole vector
+_NUMBERS = 2**22  # held at a time: trials x coordinates
+_SMALLEST_CHUNK, _LARGEST_CHUNK = 2**6, 2**14  # trials
 TRIALS = 100_000
 PILOT = 0.1  # share of the trials that each pair gets in the pilot, on top
 # Tails, where small noise shows, and the middle, where a randomizer's answer shows.
@@ -191,25 +193,33 @@ def _play(
     advance: Callable[[int], None],
 ) -> tuple[Trials, ...]:
     """Returns trials for every statistic, on the same outputs."""
-
-    def trial(key: Key) -> tuple[jax.Array, jax.Array]:
-        choice_key, release_key = jax.random.split(key)
-        first = jax.random.bernoulli(choice_key)
-        vector = jnp.where(first, pair.vectors[0], pair.vectors[1])
-        output = release(release_key, vector)
-        scores = jnp.stack([entry.score(output, pair.vectors) for entry in statistics])
-        broken = ~jnp.all(jnp.isfinite(output))
-        return first, jnp.where(broken, jnp.nan, scores)
-
-    play_chunk = jax.jit(jax.vmap(trial))
-    size = min(trials, CHUNK)
+    numbers = pair.vectors.shape[1]
+    size = min(trials, max(_SMALLEST_CHUNK, min(_NUMBERS // numbers, _LARGEST_CHUNK)))
     firsts, scores = [], []
     for index, start in enumerate(range(0, trials, size)):
         keys = jax.random.split(jax.random.fold_in(key, index), size)
-        first, score = play_chunk(keys)
+        first, score = _play_chunk(release, statistics, keys, pair.vectors)
         count = min(size, trials - start)
         firsts.append(np.asarray(first)[:count])
         scores.append(np.asarray(score)[:count])
         advance(count)
     chosen, table = np.concatenate(firsts), np.concatenate(scores)
     return tuple(Trials(chosen, column) for column in table.T)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _play_chunk(
+    release: Release,
+    statistics: tuple[Statistic, ...],
+    keys: jax.Array,
+    vectors: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    def trial(key: Key) -> tuple[jax.Array, jax.Array]:
+        choice_key, release_key = jax.random.split(key)
+        first = jax.random.bernoulli(choice_key)
+        output = release(release_key, jnp.where(first, vectors[0], vectors[1]))
+        scores = jnp.stack([entry.score(output, vectors) for entry in statistics])
+        broken = ~jnp.all(jnp.isfinite(output))
+        return first, jnp.where(broken, jnp.nan, scores)
+
+    return jax.vmap(trial)(keys)
