@@ -258,17 +258,23 @@ def test_quantile_clip_finds_the_median():
     assert float(state) == pytest.approx(2.0, abs=0.1)
 
 
-def test_adaclip_learns_which_coordinates_vary():
-    transform = defenses.adaclip(clip=1.0, sigma=0.01).per_example[0]
+def test_adaclip_follows_the_published_update():
+    sigma, units = 0.5, 4
+    transform = defenses.adaclip(clip=2.0, sigma=sigma).per_example[0]
+    state = transform.init({"a": jnp.zeros(3)})
     key = jax.random.key(0)
-    state = transform.init({"a": jnp.zeros(2)})
-    step = jax.jit(transform.apply)
-    for t in range(20):
-        units = jax.random.normal(jax.random.fold_in(key, t), (8, 2))
-        tree = {"a": units * jnp.array([1.0, 0.01])}
-        _, state = step(jax.random.fold_in(key, 1000 + t), tree, state, t)
-    small, large = float(state.variance[0][1]), float(state.variance[0][0])
-    assert large > 5 * small
+    tree = {"a": jax.random.normal(key, (units, 3)) * jnp.array([3.0, 1.0, 0.1])}
+    for t in range(3):
+        mean, variance = np.asarray(state.mean[0]), np.asarray(state.variance[0])
+        scale = np.sqrt(np.sqrt(variance) * np.sqrt(variance).sum())  # b
+        out, state = transform.apply(jax.random.fold_in(key, t), tree, state, t)
+        released = np.asarray(out["a"]).mean(0)
+        seen = (released - mean) ** 2 - (sigma * scale) ** 2 / units
+        expected = 0.9 * variance + 0.1 * np.clip(seen, 1e-12, 10.0)
+        np.testing.assert_allclose(state.variance[0], expected, rtol=1e-4)
+        expected = 0.99 * mean + 0.01 * released
+        np.testing.assert_allclose(state.mean[0], expected, rtol=1e-4, atol=1e-6)
+    assert len(set(np.asarray(scale).round(4).tolist())) == 3  # no longer even
 
 
 def test_layers_are_named_and_chosen():
