@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradaudit import environment, metrics
+from gradaudit import capability, environment, metrics
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.analytic import Analytic
 from gradaudit.attacks.base import Attack, Snapshot, check_observation
@@ -93,6 +93,9 @@ def attack(
         examples=batch * steps,
         learning_rate=_LEARNING_RATE,
     )
+    notes = capability.check(
+        capability.Setting(chosen, guard, leakage, federation.examples)
+    )
     data_key, attack_key = jax.random.split(jax.random.key(seed))
     leaks = Leaks(data_key, net, data, guard, leakage, federation, round)
     first = leaks.observe(np.zeros(1, np.int64))
@@ -129,7 +132,7 @@ def attack(
         "success_rmse": success_rmse,
         "seed": seed,
     }
-    return _result(config, chosen, leakage, leaks, evaluator, rebuilt, clock)
+    return _result(config, chosen, leakage, leaks, evaluator, rebuilt, clock, notes)
 
 
 def _result(
@@ -140,6 +143,7 @@ def _result(
     evaluator: Evaluator,
     rebuilt: Reconstruction,
     clock: "_Clock",
+    notes: list[str],
 ) -> AttackResult:
     scores = evaluator.score(rebuilt)
     ids = np.asarray([score.victim for score in scores], np.int64)
@@ -170,7 +174,7 @@ def _result(
         guess=metrics.rate(best_guess, len(scores)),
         timing=clock.timing(len(scores)),
         accounting=None,
-        limitations=_limitations(chosen, config, interrupted),
+        limitations=[*notes, *_limitations(chosen, config, interrupted)],
         inputs=inputs,
         truth=truth,
         pictures=pictures,
