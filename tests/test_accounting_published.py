@@ -53,8 +53,8 @@ FAR_FROM_CLEAN = {
 
 ROUNDED_UP = "the unrounded value ends in 4 or less and was rounded up"
 SHORT = "one unit in the last digit below the formula, with no consistent count"
-MISCOUNTED = "the figures belong to two compositions less than printed"
-UNEXPLAINED = "no setting of the paper gives this figure"
+MISCOUNTED = "the figures belong to one composition less than the printed steps"
+UNEXPLAINED = "the stated setting does not give this figure"
 NOT_REPRODUCED = {
     "002 Table V BaseC T=10000": ROUNDED_UP,
     "002 Table V AdvC T=6000": SHORT,
