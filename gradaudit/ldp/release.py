@@ -1,19 +1,15 @@
-"""The game on any mechanism, as a black box: is the noise really on?
+"""The test of any mechanism's claim: is the noise really on?
 
 A pilot chooses the pair, the statistic and the threshold; fresh trials then give the
 bound, so that nothing was chosen on the data that proves it.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.errors import InputError
 from gradaudit.ldp.bounds import (
     SIGNIFICANCE,
     Verdict,
@@ -26,14 +22,11 @@ from gradaudit.ldp.bounds import (
 from gradaudit.ldp.cells import plain
 from gradaudit.ldp.claims import Claim
 from gradaudit.ldp.pairs import Pair
+from gradaudit.ldp.release_game import Advance, Release, check_release, play
 from gradaudit.ldp.statistics import STATISTICS, Statistic
 from gradaudit.ldp.trials import Trials, check_trials
 from gradaudit.types import Key
 
-Release = Callable[[Key, jax.Array], jax.Array]  # (key, (d,)) -> (d,)
-
-_NUMBERS = 2**22  # held at a time: trials x coordinates
-_SMALLEST_CHUNK, _LARGEST_CHUNK = 2**6, 2**14  # trials
 TRIALS = 100_000
 PILOT = 0.1  # share of the trials that each pair gets in the pilot, on top
 # Tails, where small noise shows, and the middle, where a randomizer's answer shows.
@@ -80,7 +73,7 @@ def audit_release(
     closed_form: float | None = None,
     trials: int = TRIALS,
     significance: float = SIGNIFICANCE,
-    advance: Callable[[int], None] = lambda trials: None,
+    advance: Advance = lambda trials: None,
 ) -> ReleaseResult:
     """Tests a mechanism's claim.
 
@@ -100,7 +93,7 @@ def audit_release(
     pair, statistic, threshold = _choose(
         pilot_key, release, choices, claim, _pilot_trials(trials), advance
     )
-    (played,) = _play(test_key, release, pair, (statistic,), trials, advance)
+    (played,) = play(test_key, release, pair, (statistic,), trials, advance)
     errors = played.errors(threshold)
     bound = lower_bound(errors, significance, claim.delta)
     measured = judge(claim.epsilon, bound, trials, significance, claim.delta)
@@ -125,33 +118,6 @@ def audit_release(
     )
 
 
-def check_release(key: Key, release: Release, vector: jax.Array) -> None:
-    """Raises `InputError` unless the mechanism returns finite values of one shape."""
-    try:
-        output = jax.jit(release)(key, vector)
-    except InputError:
-        raise
-    except Exception as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise InputError(
-            "the mechanism failed on a vector of "
-            f"{vector.size} numbers: {type(error).__name__}: {first_line}; it must be "
-            "a function (key, vector) -> vector in jax.numpy"
-        ) from error
-    shape = getattr(output, "shape", type(output).__name__)
-    if shape != vector.shape:
-        raise InputError(
-            f"the mechanism must return the shape of its input, {vector.shape}, "
-            f"got {shape}"
-        )
-    bad = int(jnp.sum(~jnp.isfinite(output)))
-    if bad:
-        raise InputError(
-            f"the mechanism returned {bad} of {vector.size} values that are NaN or "
-            "infinite for a finite vector"
-        )
-
-
 def _pilot_trials(trials: int) -> int:
     return max(100, int(PILOT * trials))
 
@@ -162,13 +128,13 @@ def _choose(
     choices: tuple[Pair, ...],
     claim: Claim,
     trials: int,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> tuple[Pair, Statistic, float]:
     """Returns the pair, statistic and threshold with the largest bound in a pilot."""
     found = []
     for index, pair in enumerate(choices):
         pair_key = jax.random.fold_in(key, index)
-        played = _play(pair_key, release, pair, STATISTICS, trials, advance)
+        played = play(pair_key, release, pair, STATISTICS, trials, advance)
         for statistic, part in zip(STATISTICS, played, strict=True):
             for threshold in _thresholds(part):
                 bound = lower_bound(part.errors(threshold), delta=claim.delta)
@@ -182,44 +148,3 @@ def _thresholds(trials: Trials) -> list[float]:
     levels = np.concatenate([_QUANTILES, 1 - _QUANTILES])
     # A level of the scores themselves, not between two, so that ties stay together.
     return sorted(set(np.quantile(trials.scores, levels, method="higher").tolist()))
-
-
-def _play(
-    key: Key,
-    release: Release,
-    pair: Pair,
-    statistics: tuple[Statistic, ...],
-    trials: int,
-    advance: Callable[[int], None],
-) -> tuple[Trials, ...]:
-    """Returns trials for every statistic, on the same outputs."""
-    numbers = pair.vectors.shape[1]
-    size = min(trials, max(_SMALLEST_CHUNK, min(_NUMBERS // numbers, _LARGEST_CHUNK)))
-    firsts, scores = [], []
-    for index, start in enumerate(range(0, trials, size)):
-        keys = jax.random.split(jax.random.fold_in(key, index), size)
-        first, score = _play_chunk(release, statistics, keys, pair.vectors)
-        count = min(size, trials - start)
-        firsts.append(np.asarray(first)[:count])
-        scores.append(np.asarray(score)[:count])
-        advance(count)
-    chosen, table = np.concatenate(firsts), np.concatenate(scores)
-    return tuple(Trials(chosen, column) for column in table.T)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _play_chunk(
-    release: Release,
-    statistics: tuple[Statistic, ...],
-    keys: jax.Array,
-    vectors: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    def trial(key: Key) -> tuple[jax.Array, jax.Array]:
-        choice_key, release_key = jax.random.split(key)
-        first = jax.random.bernoulli(choice_key)
-        output = release(release_key, jnp.where(first, vectors[0], vectors[1]))
-        scores = jnp.stack([entry.score(output, vectors) for entry in statistics])
-        broken = ~jnp.all(jnp.isfinite(output))
-        return first, jnp.where(broken, jnp.nan, scores)
-
-    return jax.vmap(trial)(keys)

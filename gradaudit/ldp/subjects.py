@@ -1,19 +1,17 @@
 """What an audit of a mechanism is about: a defense, or a function of the user's."""
 
 import dataclasses
-import importlib.util
-import inspect
-from pathlib import Path
 
 import jax
 import numpy as np
 
 from gradaudit import defenses
 from gradaudit.defenses.base import Defense, init_states, run
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError
 from gradaudit.ldp.claims import DELTA, Claim, claimed_by, closed_form
+from gradaudit.ldp.functions import load_function
 from gradaudit.ldp.pairs import Blocks, Neighbours, Pair, pairs
-from gradaudit.ldp.release import Release
+from gradaudit.ldp.release_game import Release
 from gradaudit.mechanism import Mechanism, NoiseKind
 from gradaudit.tree import flatten
 from gradaudit.types import Key, PyTree
@@ -77,30 +75,6 @@ def of_defense(
         closed_form=closed_form(mechanisms, neighbours, len(sizes), sum(sizes), delta),
         caveats=tuple(text for entry in mechanisms for text in entry.caveats),
     )
-
-
-def load_function(text: str) -> Release | None:
-    """Returns the function of `path.py:name` if it takes (key, vector), else None."""
-    path_text, _, name = text.partition(":")
-    if not path_text.endswith(".py") or not name.isidentifier():
-        return None
-    path = Path(path_text)
-    require(path.is_file(), f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} can't be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(
-            f"{path} can't be imported: {type(error).__name__}: {error}"
-        ) from error
-    found = getattr(module, name, None)
-    if found is None:
-        known = [word for word in vars(module) if not word.startswith("_")]
-        raise unknown_name(f"name in {path}", name, known)
-    return found if _takes_two(found) else None
 
 
 def load_subject(
@@ -175,19 +149,3 @@ def _canary_blocks(mechanisms: tuple[Mechanism, ...], sizes: tuple[int, ...]) ->
     if bounds:  # a randomizer sends a direction: there is no clip to be missing
         return Blocks(blocks, max(bounds) * (1.0 if randomizer else _BEYOND))
     return Blocks(blocks, max(entry.sensitivity(0) for entry in mechanisms))
-
-
-def _takes_two(found: object) -> bool:
-    if not callable(found) or isinstance(found, type):
-        return False
-    required = [
-        parameter
-        for parameter in inspect.signature(found).parameters.values()
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind
-        in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-    ]
-    return len(required) == 2
