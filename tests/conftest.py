@@ -1,0 +1,36 @@
+"""What every test shares: one device, and compiled programs kept between runs."""
+
+import functools
+import os
+import pathlib
+
+# Before anything imports jax. One device: tests of several start their own process.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import jax
+import pytest
+
+from gradaudit import environment
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    environment.configure()
+    # Two processes may meet at one entry of the cache; both then compile.
+    config.addinivalue_line(
+        "filterwarnings",
+        "ignore:Error (reading|writing) persistent compilation cache:UserWarning",
+    )
+
+
+@pytest.fixture(scope="session")
+def root() -> pathlib.Path:
+    """The checkout."""
+    return pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def quick_jit():
+    """A jit for programs that run once: compiles several times faster."""
+    options = {"xla_backend_optimization_level": 0}
+    return functools.partial(jax.jit, compiler_options=options)

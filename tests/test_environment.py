@@ -1,0 +1,101 @@
+"""Where compiled programs are kept, what is silenced, what a result says of a run."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from gradaudit import environment
+from gradaudit._version import __version__
+
+
+@pytest.mark.parametrize("word", ["off", "OFF", "0", "no"])
+def test_the_cache_can_be_switched_off(monkeypatch, word):
+    monkeypatch.setenv(environment.CACHE_VARIABLE, word)
+    assert environment.cache_folder() is None
+
+
+def test_the_cache_can_be_moved(monkeypatch, tmp_path):
+    monkeypatch.setenv(environment.CACHE_VARIABLE, str(tmp_path))
+    assert environment.cache_folder() == tmp_path / "xla"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG folders")
+def test_the_cache_is_the_users_by_default(monkeypatch, tmp_path):
+    monkeypatch.delenv(environment.CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert environment.cache_folder() == tmp_path / "gradaudit" / "xla"
+
+
+PROGRAM = """
+import json, pathlib, sys
+from gradaudit import environment
+environment.configure()
+import jax, jax.numpy as jnp
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((3, 3))).block_until_ready()
+folder = jax.config.jax_compilation_cache_dir
+print(json.dumps({"folder": folder, "devices": jax.local_device_count()}))
+"""
+
+
+def run(**variables: str) -> tuple[dict[str, object], str]:
+    """Runs the program in a process of its own; returns what it says, and stderr."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAX_", "XLA_", "GRADAUDIT_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=kept | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+def test_programs_are_kept_and_every_core_is_a_device(tmp_path):
+    said, noise = run(GRADAUDIT_CACHE=str(tmp_path))
+    assert said["folder"] == str(tmp_path / "xla")
+    assert any((tmp_path / "xla").iterdir())
+    assert said["devices"] == len(os.sched_getaffinity(0))
+    assert noise == ""
+
+
+def test_off_means_that_nothing_is_written(tmp_path):
+    said, _ = run(GRADAUDIT_CACHE="off", XDG_CACHE_HOME=str(tmp_path))
+    assert said["folder"] is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_user_set_for_jax_wins(tmp_path):
+    own = str(tmp_path / "own")
+    said, _ = run(
+        GRADAUDIT_CACHE=str(tmp_path / "ours"),
+        JAX_COMPILATION_CACHE_DIR=own,
+        JAX_NUM_CPU_DEVICES="3",
+    )
+    assert said == {"folder": own, "devices": 3}
+    flag = "--xla_force_host_platform_device_count=3"
+    assert run(GRADAUDIT_CACHE="off", XLA_FLAGS=flag)[0]["devices"] == 3
+
+
+def test_configuring_late_keeps_the_callers_devices():
+    devices = jax.local_devices()
+    environment.configure()
+    assert jax.local_devices() == devices
+
+
+def test_a_result_can_say_where_it_was_made():
+    said = environment.describe()
+    assert said["gradaudit"] == __version__
+    assert said["backend"] == jax.default_backend()
+    assert len(said["devices"]) == jax.local_device_count()
+    assert said["packages"]["jax"] == jax.__version__
+    assert str(pathlib.Path.home()) not in json.dumps(said)
