@@ -191,7 +191,7 @@ def train(
         tensors=tensors,
         stopped=stopped,
         accounting=_accounting(guard, federation, done, len(tensors), delta),
-        limitations=_limitations(selection, federation),
+        limitations=_limitations(guard, selection),
     )
     if out is not None:
         result.save(out)
@@ -284,12 +284,13 @@ def _accounting(
     return privacy_as_plain(epsilon(defense, spent, delta=delta, tensors=tensors))
 
 
-def _limitations(selection: Selection, federation: Federation) -> tuple[str, ...]:
+def _limitations(defense: Defense, selection: Selection) -> tuple[str, ...]:
     notes = []
-    if selection is not Selection.POISSON and federation.clients > 1:
+    if defense.mechanisms:
         notes.append(
-            "Clients are not selected by independent coins, and batches have a fixed "
-            "size; the accountant assumes Poisson sampling of both."
+            "Batches have a fixed size"
+            + ("" if selection is Selection.POISSON else ", and so have rounds")
+            + "; the accountant assumes independent coins (Poisson sampling)."
         )
     if selection is Selection.ACTIVE:
         notes.append(

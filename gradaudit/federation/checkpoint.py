@@ -43,7 +43,7 @@ def save(path: Path, progress: Progress, fingerprint: str) -> None:
 def load(path: Path, start: Progress, fingerprint: str) -> Progress:
     """Reads the progress of the training that begins at `start`."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             count = len(file.files) - 1
             arrays = [file[f"leaf{index}"] for index in range(count)]
