@@ -91,10 +91,11 @@ def mechanism_table(report: "MechanismReport") -> Table:
     table.add_row("errors", f"FP {result.fp:.4f}", f"FN {result.fn:.4f}")
     for name, value in result.estimates.items():
         table.add_row(f"jax-privacy {name}", number(value), "for comparison")
+    verdict = result.verdict.value
     reason = f"by {result.refuted_by}" if result.refuted_by else ""
-    table.add_row(
-        "verdict", _verdict(result.verdict.value, result.trials_needed), reason
-    )
+    if verdict == "can't tell":
+        reason = f"needs {result.trials_needed:,} trials"
+    table.add_row("verdict", f"[{_COLOURS[verdict]}]{verdict}[/]", reason)
     for caveat in report.caveats:
         table.add_row("caveat", "", caveat)
     return table
