@@ -36,7 +36,7 @@ from gradaudit.types import Model, Observation, PyTree
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "attack_speed.json"
 VICTIMS, OUTER, UPDATES = 100, 15, 20
-REFERENCE_VICTIMS, REFERENCE_LIMIT = 10, 300  # seconds before a setting is given up
+REFERENCE_VICTIMS, REFERENCE_LIMIT = 10, 120  # seconds before a setting is given up
 # The budget alone ends the attack, on both sides.
 ATTACK = Matching(stop=Stop(iterations=OUTER, patience=OUTER))
 ATTACK_KEY = 1
