@@ -5,7 +5,7 @@ Usage: python benchmarks/resilience_grid.py [--datasets lfw-patches,mnist]
        [--iterations 300] [--out benchmarks/results/resilience.json]
 
 Resumes: a cell that is in the output file is not run again. `resilient` means that the
-upper end of the ASR's interval stays below 0.5. Published: Wei et al. 2023, Table 3, and
+upper end of the ASR's interval stays below 0.5. Published: Wei et al. 2023, Table 3;
 Wei et al. 2021, Table VII (resilient, distance, iterations) on MNIST and LFW.
 """
 

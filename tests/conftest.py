@@ -7,6 +7,8 @@ import pathlib
 # Before anything imports jax. One device: tests of several start their own process.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Tests check the mathematics on tiny inputs: compiling is what takes their time.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax
 import pytest

@@ -80,19 +80,6 @@ def test_the_gradient_of_the_objective_is_its_gradient(name):
     )
 
 
-@pytest.mark.parametrize("name", MATCHING)
-def test_every_preset_runs_and_returns_whole_reconstructions(name):
-    model, victims, _ = digit_victims()
-    attack = QUICK if name == "cpl" else quick(PRESETS[name].make(), 12)
-    result = attack.reconstruct_many(jax.random.key(0), model, victims)
-    assert result.inputs.shape == (4, 1, 8, 8, 1)
-    assert result.labels.shape == (4, 1)
-    assert np.isfinite(result.inputs).all()
-    assert (result.iterations >= 1).all()
-    assert (result.evaluations >= result.iterations).all()
-    assert set(result.status.tolist()) <= {s.value for s in Status} - {Status.RUNNING}
-
-
 class _Trap(dict):
     """Victim data that nobody may touch."""
 
@@ -103,7 +90,7 @@ class _Trap(dict):
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
-def test_no_attack_touches_the_victim(name):
+def test_every_attack_runs_without_touching_the_victim(name):
     """The observation carries traps where a careless design keeps the truth."""
     if name == "analytic":
         data = load_dataset("cancer")
@@ -117,7 +104,11 @@ def test_no_attack_touches_the_victim(name):
     attack = PRESETS[name].make()
     attack = attack if name == "analytic" else quick(attack, 12)
     result = attack.reconstruct(jax.random.key(0), model, observation)
+    assert result.inputs.shape == (1, *model.input_shape)
+    assert result.labels.shape == (1,)
     assert np.isfinite(np.asarray(result.inputs)).all()
+    assert int(result.evaluations) >= int(result.iterations)
+    assert int(result.status) not in (Status.RUNNING, Status.INTERRUPTED)
     assert observation.labels is None
 
 
@@ -143,7 +134,7 @@ def test_a_victim_alone_is_rebuilt_as_among_others():
 def test_slots_change_rounding_only():
     model, victims, digits = digit_victims(24)
     success = []
-    for slots in (4, 9):
+    for slots in (4, 8):
         result = QUICK.reconstruct_many(jax.random.key(0), model, victims, slots)
         errors = np.sqrt(
             np.mean(np.square(result.inputs[:, 0] - digits.inputs[:24]), axis=(1, 2, 3))

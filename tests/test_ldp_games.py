@@ -78,7 +78,7 @@ def test_crafters_that_leave_the_gradient_alone_stay_far_below(scenes, name):
 
 def test_an_audit_judges_every_cell_and_refutes_no_true_claim(data, model):
     chosen = (ADVERSARIES["benign"], ADVERSARIES["gradient-flip"])
-    config = LdpConfig(adversaries=chosen, trials=500, measurements=2)
+    config = LdpConfig(adversaries=chosen, trials=256, measurements=2)
     result = audit(model, data, config)
     assert [(c.adversary, c.box, c.epsilon) for c in result.cells] == [
         (adversary.name, box, epsilon)
@@ -88,14 +88,14 @@ def test_an_audit_judges_every_cell_and_refutes_no_true_claim(data, model):
     ]
     for cell in result.cells:
         assert cell.verdict is Verdict.CONSISTENT
+        assert cell.ceiling > cell.epsilon
         assert cell.lower_bound <= cell.epsilon
-        assert cell.trials == 1_000
+        assert cell.trials == 512
         assert cell.attainable == pytest.approx(cell.epsilon, abs=1e-5)
         assert (cell.exact is None) == (cell.box is Box.BLACK)
         assert len(cell.measurements) == 2
-    assert audit(model, data, config).cells == result.cells
-    other = audit(model, data, dataclasses.replace(config, seed=1))
-    assert other.cells != result.cells
+    again = audit(model, data, dataclasses.replace(config, boxes=(Box.WHITE,)))
+    assert again.cells == tuple(c for c in result.cells if c.box is Box.WHITE)
 
 
 @pytest.mark.parametrize("name", ADVERSARIES)
