@@ -1,98 +1,25 @@
 """`ga.train`: federated or centralized training under a defense."""
 
-import dataclasses
-import enum
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from gradaudit import environment, standardized, tree
-from gradaudit.accounting import epsilon
-from gradaudit.accounting.serial import privacy_as_plain
-from gradaudit.accounting.settings import PAPER_FEDERATIONS
+from gradaudit import environment, tree
 from gradaudit.config import Federation
-from gradaudit.data import (
-    PUBLISHED_HOLDINGS,
-    Dataset,
-    FullCopy,
-    Iid,
-    Partition,
-    load_dataset,
-)
-from gradaudit.defenses import parse as parse_defense
+from gradaudit.data import Dataset, Partition
 from gradaudit.defenses.base import Defense
 from gradaudit.errors import require
 from gradaudit.federation import checkpoint
 from gradaudit.federation.budget import affordable_rounds
-from gradaudit.federation.finetuning import PublicData
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe
 from gradaudit.federation.rounds import CHUNK
-from gradaudit.federation.run import Progress, Training, train_until
-from gradaudit.federation.sampling import (
-    ActiveSelection,
-    FixedSize,
-    Poisson,
-    Sampler,
-)
-from gradaudit.models import build_model
+from gradaudit.federation.run import Progress, train_until
+from gradaudit.training_plan import Selection, make_plan
 from gradaudit.training_result import TrainingResult
 from gradaudit.types import Model
 
 DEFAULT_DATASET = "digits"
-# For data without a published setting: seconds on a laptop.
-_SMALL = Federation(
-    clients=100,
-    clients_per_round=10,
-    local_steps=20,
-    batch_size=5,
-    rounds=20,
-    examples=100,
-)
 CHECKPOINT = "checkpoint.npz"
-
-
-class Selection(enum.Enum):
-    """How the clients of a round are selected."""
-
-    FIXED = "fixed"
-    POISSON = "poisson"
-    ACTIVE = "active"
-
-
-_SAMPLERS: dict[Selection, Callable[[int, int], Sampler]] = {
-    Selection.FIXED: FixedSize,
-    Selection.POISSON: Poisson,
-    Selection.ACTIVE: ActiveSelection,
-}
-
-
-def default_federation(dataset: str) -> Federation:
-    """Returns the dataset's published setting, or a small one."""
-    return PAPER_FEDERATIONS.get(dataset, _SMALL)
-
-
-def centralized_federation(
-    examples: int,
-    batch_size: int = 100,
-    rounds: int = 1000,
-    learning_rate: float = 0.05,
-) -> Federation:
-    """Returns one client with all the data and a step per round (Wei & Liu 2022)."""
-    return Federation(
-        clients=1,
-        clients_per_round=1,
-        local_steps=1,
-        batch_size=batch_size,
-        rounds=rounds,
-        examples=examples,
-        learning_rate=learning_rate,
-    )
 
 
 def train(
@@ -137,164 +64,43 @@ def train(
       on_round: is called with every finished round.
     """
     environment.configure()
-    train_set, validation = _datasets(dataset)
-    federation = federation or default_federation(train_set.name)
-    guard = parse_defense(defense) if isinstance(defense, str) else defense
-    net = _model(model, train_set, standardize)
-    partition = partition or _default_partition(train_set.name, federation)
-    config = {
-        "command": "train",
-        "dataset": train_set.name,
-        "defense": defense if isinstance(defense, str) else guard.name,
-        "defense_parameters": {k: str(v) for k, v in guard.parameters},
-        "model": net.name,
-        "federation": _plain(federation),
-        "partition": repr(partition),
-        "selection": selection.value,
-        "public_examples": public_examples,
-        "seed": seed,
-    }
-    fingerprint = json.dumps(_without_rounds(config), sort_keys=True)
-    training = _training(
-        train_set, validation, net, guard, federation, partition, selection,
-        public_examples, seed, evaluate_every,
+    plan = make_plan(
+        dataset, defense, model, standardize, federation, partition, selection,
+        public_examples, seed,
     )  # fmt: skip
+    training = plan.training(evaluate_every)
     init_key, key = jax.random.split(jax.random.key(seed))
-    start = training.start(net.init(init_key))
+    start = training.start(plan.model.init(init_key))
     tensors = tree.names(start.state.params)
-    rounds = federation.rounds
+    rounds = plan.federation.rounds
     if target_epsilon is not None:
         rounds = affordable_rounds(
-            target_epsilon, guard, federation, len(tensors), delta
+            target_epsilon, plan.defense, plan.federation, len(tensors), delta
         )
     saved = Path(out) / CHECKPOINT if out is not None else None
     require(saved is not None or not resume, "to resume, say which folder with --out")
     if saved is not None and resume:
-        start = checkpoint.load(saved, start, fingerprint)
+        start = checkpoint.load(saved, start, plan.fingerprint())
 
     def finished(progress: Progress) -> None:
         if saved is not None:
-            checkpoint.save(saved, progress, fingerprint)
+            checkpoint.save(saved, progress, plan.fingerprint())
         on_round(progress)
 
     progress, stopped = train_until(
         training, key, start, rounds, target_accuracy, chunk, finished
     )
-    done = int(progress.state.round)
+    targets = {"target_accuracy": target_accuracy, "target_epsilon": target_epsilon}
     result = TrainingResult(
-        config=config
-        | {"target_accuracy": target_accuracy, "delta": delta}
-        | {"target_epsilon": target_epsilon, "evaluate_every": evaluate_every},
+        config=plan.config() | targets | {"delta": delta},
         environment=environment.describe(),
         params=progress.state.params,
         history=progress.history,
         tensors=tensors,
         stopped=stopped,
-        accounting=_accounting(guard, federation, done, len(tensors), delta),
-        limitations=_limitations(guard, selection),
+        accounting=plan.accounting(int(progress.state.round), len(tensors), delta),
+        limitations=plan.limitations(),
     )
     if out is not None:
         result.save(out)
     return result
-
-
-def _datasets(dataset: str | tuple[Dataset, Dataset]) -> tuple[Dataset, Dataset]:
-    if isinstance(dataset, str):
-        return load_dataset(dataset, "train"), load_dataset(dataset, "test")
-    return dataset
-
-
-def _model(model: str | Model | None, data: Dataset, scaled: bool) -> Model:
-    if not isinstance(model, Model):
-        name = model or ("cnn" if len(data.shape) == 3 else "mlp")
-        model = build_model(name, data.shape, data.classes)
-    return standardized.standardize(model, data) if scaled else model
-
-
-def _default_partition(dataset: str, federation: Federation) -> Partition:
-    if federation.clients == 1:
-        return FullCopy()
-    holding = PUBLISHED_HOLDINGS.get(dataset)
-    return holding.partition if holding else Iid()
-
-
-def _training(
-    train_set: Dataset,
-    validation: Dataset,
-    model: Model,
-    defense: Defense,
-    federation: Federation,
-    partition: Partition,
-    selection: Selection,
-    public_examples: int,
-    seed: int,
-    evaluate_every: int,
-) -> Training:
-    public, private = _held_out(train_set, public_examples, seed)
-    held = partition.assign(
-        seed, private.labels, federation.clients, federation.examples
-    )
-    return Training(
-        recipe=Recipe.of(model, defense, federation),
-        population=Population.of(private, held),
-        sampler=_SAMPLERS[selection](federation.clients, federation.clients_per_round),
-        validation=validation,
-        public=public,
-        evaluate_every=evaluate_every,
-    )
-
-
-def _held_out(
-    data: Dataset, count: int, seed: int
-) -> tuple[PublicData | None, Dataset]:
-    """Returns the server's examples, and the others; no example is both."""
-    if count == 0:
-        return None, data
-    require(
-        0 < count < len(data),
-        f"public examples must lie in 1..{len(data) - 1}, got {count}",
-    )
-    order = np.random.default_rng(seed).permutation(len(data))
-    own = data.take(order[:count])
-    public = PublicData(
-        jnp.asarray(own.inputs), jnp.asarray(own.labels), batch_size=min(50, count)
-    )
-    return public, data.take(np.sort(order[count:]))
-
-
-def _plain(federation: Federation) -> dict[str, Any]:
-    return {
-        name: value.value if isinstance(value, enum.Enum) else value
-        for name, value in dataclasses.asdict(federation).items()
-    }
-
-
-def _without_rounds(config: dict[str, Any]) -> dict[str, Any]:
-    """More rounds of the same training go on from its checkpoint."""
-    federation = {k: v for k, v in config["federation"].items() if k != "rounds"}
-    return config | {"federation": federation}
-
-
-def _accounting(
-    defense: Defense, federation: Federation, done: int, tensors: int, delta: float
-) -> dict[str, Any] | None:
-    if not defense.mechanisms or not done:
-        return None
-    spent = dataclasses.replace(federation, rounds=done)
-    return privacy_as_plain(epsilon(defense, spent, delta=delta, tensors=tensors))
-
-
-def _limitations(defense: Defense, selection: Selection) -> tuple[str, ...]:
-    notes = []
-    if defense.mechanisms:
-        notes.append(
-            "Batches have a fixed size"
-            + ("" if selection is Selection.POISSON else ", and so have rounds")
-            + "; the accountant assumes independent coins (Poisson sampling)."
-        )
-    if selection is Selection.ACTIVE:
-        notes.append(
-            "Active selection looks at the clients' losses: no amplification by "
-            "sampling clients holds, and the losses themselves are released."
-        )
-    return tuple(notes)
