@@ -10,13 +10,13 @@ path/to/file.py:name                   your own, see docs/defenses.md
 
 import enum
 import importlib.util
-import inspect
 import pathlib
 import types
 import typing
 from collections.abc import Callable
 from typing import Any
 
+from gradaudit.arguments import call_with_text, read_number, read_scalar, read_word
 from gradaudit.defenses.base import Defense
 from gradaudit.defenses.claims import compose, defend
 from gradaudit.defenses.registry import PRESETS
@@ -38,59 +38,27 @@ def _parse_one(text: str) -> Defense:
         return _load(pathlib.Path(name), rest)
     if name not in PRESETS:
         raise unknown_name("defense", name, PRESETS)
-    return _call(name, PRESETS[name].make, rest)
+    defense: Defense = _call(name, PRESETS[name].make, rest)
+    return defense
 
 
-def _call(name: str, make: Callable[..., Defense], text: str) -> Defense:
-    """Calls a constructor with `key=value,...`, each value read as its type says."""
-    hints = typing.get_type_hints(inspect.unwrap(make))
-    known = inspect.signature(make).parameters
-    arguments = {}
-    for item in filter(None, text.split(",")):
-        key, equals, value = item.partition("=")
-        key = key.strip().replace("-", "_")
-        if not equals:
-            raise InputError(f"{name}: write key=value, got {item!r}")
-        if key not in known:
-            raise unknown_name(f"parameter of {name}", key, known)
-        arguments[key] = _read(f"{name}: {key}", value.strip(), hints[key])
-    return make(**arguments)
+def _call(name: str, make: Callable[..., Any], text: str) -> Any:
+    return call_with_text(name, make, text, _read)
 
 
 def _read(what: str, text: str, kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _read_enum(what, text, kind)
-    if kind is bool:
-        return _read_word(what, text, {"true": True, "false": False})
-    if kind is str:
-        return text
-    if kind is int:
-        return _read_number(what, text, int, "a whole number")
-    if kind is float:
-        return _read_number(what, text, float, "a number")
     if isinstance(kind, types.UnionType) and Schedule in typing.get_args(kind):
         return _read_schedule(what, text)
     if typing.get_origin(kind) is tuple:
         return _read_tuple(what, text, typing.get_args(kind)[0])
-    raise InputError(f"{what} can't be given as text; build the defense in Python")
-
-
-def _read_number(what: str, text: str, kind: Callable[[str], Any], words: str) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise InputError(f"{what} must be {words}, got {text!r}") from None
-
-
-def _read_word(what: str, text: str, words: dict[str, Any]) -> Any:
-    if text.lower() not in words:
-        raise InputError(f"{what} must be {' or '.join(words)}, got {text!r}")
-    return words[text.lower()]
+    return read_scalar(what, text, kind)
 
 
 def _read_enum(what: str, text: str, kind: type[enum.Enum]) -> enum.Enum:
     words = {str(member.value): member for member in kind}
-    member: enum.Enum = _read_word(what, text.replace("-", "_"), words)
+    member: enum.Enum = read_word(what, text.replace("-", "_"), words)
     return member
 
 
@@ -98,12 +66,12 @@ def _read_schedule(what: str, text: str) -> float | Schedule:
     if text.startswith("@"):
         return Table.read(text[1:])
     if "/" not in text:
-        number: float = _read_number(what, text, float, "a number or a schedule")
+        number: float = read_number(what, text, float, "a number or a schedule")
         return number
     words = text.split("/")
     require(len(words) == 4, f"{what}: write policy/start/end/rounds, got {text!r}")
-    start, end = (_read_number(what, word, float, "a number") for word in words[1:3])
-    rounds = _read_number(what, words[3], int, "a whole number of rounds")
+    start, end = (read_number(what, word, float, "a number") for word in words[1:3])
+    rounds = read_number(what, words[3], int, "a whole number of rounds")
     return decay(words[0], start, end, rounds)
 
 
@@ -114,7 +82,7 @@ def _read_tuple(what: str, text: str, item: Any) -> tuple[Any, ...]:
         return tuple(words)
     pairs = [word.partition("*") for word in words]
     return tuple(
-        (name, _read_number(what, share, float, "name*share/name*share"))
+        (name, read_number(what, share, float, "name*share/name*share"))
         for name, _, share in pairs
     )
 
