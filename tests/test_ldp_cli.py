@@ -101,7 +101,7 @@ def test_errors_are_words_and_exit_2(gradaudit, words, message):
 
 
 def test_gate(gradaudit):
-    tested = ["--epsilon", "1", "--model", "mlp", "--trials", "2000", "--gate"]
+    tested = ["--epsilon", "1", "--model", "mlp", "--trials", "500", "--gate"]
     honest = gradaudit("--mechanism", "mine.py:honest", *tested)
     assert honest.exit_code == 0, honest.output
     assert "gate held" in honest.stderr

@@ -1,6 +1,7 @@
 """The audit of LDP-SGD: adversaries x boxes x epsilons on a model and its data."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,7 +86,7 @@ def play_cells(
     """
     key = jax.random.key(config.seed)
     if params is None:
-        params = jax.jit(model.init)(jax.random.fold_in(key, 0))
+        params = _fresh_parameters(model, jax.random.fold_in(key, 0))
     scenes = [
         draw_scene(
             jax.random.fold_in(key, 1 + index), model, params, dataset, config.clip
@@ -110,6 +111,11 @@ def play_cells(
                 yield make_cell(
                     adversary.name, box, epsilon, list(column), config.significance
                 )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _fresh_parameters(model: Model, key: Key) -> PyTree:
+    return model.init(key)
 
 
 @dataclasses.dataclass(frozen=True)

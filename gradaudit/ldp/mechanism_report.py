@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from gradaudit import environment
 from gradaudit.data import load_dataset
@@ -95,7 +96,8 @@ def mechanism_audit(
     data = load_dataset(dataset)
     network = build_model(model, data.shape, data.classes)
     key = jax.random.key(seed)
-    params = jax.jit(network.init)(jax.random.fold_in(key, 0))
+    shapes = jax.eval_shape(network.init, key)  # a mechanism sees no parameters
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     subject = load_subject(
         mechanism, params, neighbours=neighbours, epsilon=epsilon, delta=delta
     )

@@ -22,7 +22,13 @@ from gradaudit.ldp.bounds import (
 from gradaudit.ldp.cells import plain
 from gradaudit.ldp.claims import Claim
 from gradaudit.ldp.pairs import Pair
-from gradaudit.ldp.release_game import Advance, Release, check_release, play
+from gradaudit.ldp.release_game import (
+    Advance,
+    Release,
+    ReleaseGame,
+    check_release,
+    chunk_size,
+)
 from gradaudit.ldp.statistics import STATISTICS, Statistic
 from gradaudit.ldp.trials import Trials, check_trials
 from gradaudit.types import Key
@@ -90,10 +96,11 @@ def audit_release(
     check_trials(trials)
     check_release(key, release, choices[0].vectors[0])
     pilot_key, test_key = jax.random.split(key)
-    pair, statistic, threshold = _choose(
-        pilot_key, release, choices, claim, _pilot_trials(trials), advance
-    )
-    (played,) = play(test_key, release, pair, (statistic,), trials, advance)
+    size = chunk_size(trials, choices[0].vectors.shape[1])
+    game = ReleaseGame(release, STATISTICS, size, advance)
+    chosen = _choose(pilot_key, game, choices, claim, _pilot_trials(trials))
+    pair, statistic, threshold = chosen
+    played = game.play(test_key, pair, trials)[STATISTICS.index(statistic)]
     errors = played.errors(threshold)
     bound = lower_bound(errors, significance, claim.delta)
     measured = judge(claim.epsilon, bound, trials, significance, claim.delta)
@@ -124,18 +131,16 @@ def _pilot_trials(trials: int) -> int:
 
 def _choose(
     key: Key,
-    release: Release,
+    game: ReleaseGame,
     choices: tuple[Pair, ...],
     claim: Claim,
     trials: int,
-    advance: Advance,
 ) -> tuple[Pair, Statistic, float]:
     """Returns the pair, statistic and threshold with the largest bound in a pilot."""
     found = []
     for index, pair in enumerate(choices):
-        pair_key = jax.random.fold_in(key, index)
-        played = play(pair_key, release, pair, STATISTICS, trials, advance)
-        for statistic, part in zip(STATISTICS, played, strict=True):
+        played = game.play(jax.random.fold_in(key, index), pair, trials)
+        for statistic, part in zip(game.statistics, played, strict=True):
             for threshold in _thresholds(part):
                 bound = lower_bound(part.errors(threshold), delta=claim.delta)
                 found.append((bound, pair, statistic, threshold))

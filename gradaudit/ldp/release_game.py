@@ -1,5 +1,6 @@
 """The game on any mechanism: play it, and refuse what can't be played."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -18,6 +19,34 @@ Advance = Callable[[int], None]  # told about the trials just played
 
 _NUMBERS = 2**22  # held at a time: trials x coordinates
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 2**6, 2**14  # trials
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseGame:
+    """A mechanism, the statistics that are read from its outputs, and the pace.
+
+    Every game runs one program, `size` trials at a time, so that it compiles once.
+    """
+
+    release: Release
+    statistics: tuple[Statistic, ...]
+    size: int
+    advance: Advance
+
+    def play(self, key: Key, pair: Pair, trials: int) -> tuple[Trials, ...]:
+        """Returns trials for every statistic, on the same outputs."""
+        firsts, scores = [], []
+        for index, start in enumerate(range(0, trials, self.size)):
+            keys = jax.random.split(jax.random.fold_in(key, index), self.size)
+            first, score = _play_chunk(
+                self.release, self.statistics, keys, pair.vectors
+            )
+            count = min(self.size, trials - start)
+            firsts.append(np.asarray(first)[:count])
+            scores.append(np.asarray(score)[:count])
+            self.advance(count)
+        chosen, table = np.concatenate(firsts), np.concatenate(scores)
+        return tuple(Trials(chosen, column) for column in table.T)
 
 
 def check_release(key: Key, release: Release, vector: jax.Array) -> None:
@@ -47,27 +76,9 @@ def check_release(key: Key, release: Release, vector: jax.Array) -> None:
         )
 
 
-def play(
-    key: Key,
-    release: Release,
-    pair: Pair,
-    statistics: tuple[Statistic, ...],
-    trials: int,
-    advance: Advance,
-) -> tuple[Trials, ...]:
-    """Returns trials for every statistic, on the same outputs."""
-    numbers = pair.vectors.shape[1]
-    size = min(trials, max(_SMALLEST_CHUNK, min(_NUMBERS // numbers, _LARGEST_CHUNK)))
-    firsts, scores = [], []
-    for index, start in enumerate(range(0, trials, size)):
-        keys = jax.random.split(jax.random.fold_in(key, index), size)
-        first, score = _play_chunk(release, statistics, keys, pair.vectors)
-        count = min(size, trials - start)
-        firsts.append(np.asarray(first)[:count])
-        scores.append(np.asarray(score)[:count])
-        advance(count)
-    chosen, table = np.concatenate(firsts), np.concatenate(scores)
-    return tuple(Trials(chosen, column) for column in table.T)
+def chunk_size(trials: int, numbers: int) -> int:
+    """Returns how many trials to play at a time on vectors of so many numbers."""
+    return min(trials, max(_SMALLEST_CHUNK, min(_NUMBERS // numbers, _LARGEST_CHUNK)))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
