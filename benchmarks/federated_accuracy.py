@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradaudit import environment
-from gradaudit.training import CHECKPOINT, train
-from gradaudit.training_plan import default_federation
+from gradaudit.training import CHECKPOINT, default_federation, train
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "federated_accuracy.json"
 

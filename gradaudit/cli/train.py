@@ -141,8 +141,8 @@ def train(
 ) -> None:
     """Train under a defense: accuracy, epsilon, cost, and the gradient's norm."""
     with errors_in_words():
+        from gradaudit.training import Selection
         from gradaudit.training import train as run
-        from gradaudit.training_plan import Selection
 
         changes = {
             "clients": clients,
@@ -206,7 +206,7 @@ def _federation(
 
     from gradaudit.config import Aggregation, Optimizer, Weighting
     from gradaudit.data import load_dataset
-    from gradaudit.training_plan import centralized_federation, default_federation
+    from gradaudit.training import centralized_federation, default_federation
 
     given = {name: value for name, value in changes.items() if value is not None}
     words = (
