@@ -143,10 +143,11 @@ class AttackResult:
 
     def show(self) -> None:
         """Prints the table that the command line prints."""
-        from gradaudit.cli.console import out
-        from gradaudit.cli.tables import attack_table
+        from rich.console import Console
 
-        out.print(attack_table(self.to_dict()))
+        from gradaudit.tables import attack_table
+
+        Console(highlight=False).print(attack_table(self.to_dict()))
 
 
 def _summary(values: list[Any]) -> dict[str, float | None]:

@@ -139,7 +139,7 @@ def attack(
         if as_json:
             print_json(report)
         else:
-            from gradaudit.cli.tables import attack_table
+            from gradaudit.tables import attack_table
 
             out.print(attack_table(report))
             out.print(f"written to {folder}/ (see figures/victims.png)")
