@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,8 +94,10 @@ def play_cells(
         )
         for index in range(config.measurements)
     ]
-    for index, adversary in enumerate(config.adversaries):
-        game_key = jax.random.fold_in(jax.random.key(config.seed + 1), index)
+    for adversary in config.adversaries:
+        # By name: a cell does not depend on which other adversaries were asked for.
+        name = zlib.crc32(adversary.name.encode())
+        game_key = jax.random.fold_in(jax.random.fold_in(key, 2**31), name)
         crafted = [adversary.crafter.craft(scene) for scene in scenes]
         for box in config.boxes:
             rows = [
