@@ -132,7 +132,10 @@ def attack(
         "success_rmse": success_rmse,
         "seed": seed,
     }
-    return _result(config, chosen, leakage, leaks, evaluator, rebuilt, clock, notes)
+    accounting = _accounting(guard, data.name, len(jax.tree.leaves(first.params)))
+    return _result(
+        config, chosen, leakage, leaks, evaluator, rebuilt, clock, notes, accounting
+    )
 
 
 def _result(
@@ -144,6 +147,7 @@ def _result(
     rebuilt: Reconstruction,
     clock: "_Clock",
     notes: list[str],
+    accounting: dict[str, Any] | None,
 ) -> AttackResult:
     scores = evaluator.score(rebuilt)
     ids = np.asarray([score.victim for score in scores], np.int64)
@@ -173,13 +177,31 @@ def _result(
         traces=traces,
         guess=metrics.rate(best_guess, len(scores)),
         timing=clock.timing(len(scores)),
-        accounting=None,
+        accounting=accounting,
         limitations=[*notes, *_limitations(chosen, config, interrupted)],
         inputs=inputs,
         truth=truth,
         pictures=pictures,
         interrupted=interrupted,
     )
+
+
+def _accounting(defense: Defense, dataset: str, tensors: int) -> dict[str, Any] | None:
+    """Returns what the defense is worth over a whole training as published."""
+    if not defense.mechanisms:
+        return None
+    from gradaudit.accounting import epsilon
+    from gradaudit.accounting.serial import privacy_as_plain
+    from gradaudit.accounting.settings import PAPER_FEDERATIONS
+
+    federation = PAPER_FEDERATIONS.get(dataset, Federation())
+    plain = privacy_as_plain(epsilon(defense, federation, tensors=tensors))
+    settings = {
+        name: value
+        for name, value in dataclasses.asdict(federation).items()
+        if isinstance(value, (int, float))
+    }
+    return {**plain, "federation": settings}
 
 
 def _truths(leaks: Leaks, ids: Any) -> tuple[Any, Any]:

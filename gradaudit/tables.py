@@ -49,9 +49,22 @@ def attack_table(result: dict[str, Any]) -> Table:
         f"compile {timing['compile_s']:.1f} s; "
         f"{timing['victims_per_s']:.1f} victims/s after",
     )
+    if result["accounting"] is not None:
+        epsilon = result["accounting"]["epsilon"]
+        verdict = result["accounting"]["guarantee"]["verdict"]
+        table.add_row(
+            "privacy of a training",
+            f"claimed {_epsilon(epsilon['claimed'])}, "
+            f"effective {_epsilon(epsilon['effective'])}",
+            f"ε; guarantee {verdict}; see gradaudit account",
+        )
     status = ", ".join(f"{count} {name}" for name, count in result["status"].items())
     table.add_row("status", status, "")
     return table
+
+
+def _epsilon(value: float | str) -> str:
+    return value if isinstance(value, str) else number(value)
 
 
 def number(value: float | None) -> str:
