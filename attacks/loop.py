@@ -21,7 +21,15 @@ from gradaudit.attacks import matching as matching_module
 from gradaudit.attacks.base import Best, Snapshot, Victims, Watcher
 from gradaudit.attacks.matching import Matching, layout_of, unrolls
 from gradaudit.models import for_shared_weights
-from gradaudit.types import Key, Model, Observation, PyTree, Reconstruction, Status
+from gradaudit.types import (
+    Key,
+    Leakage,
+    Model,
+    Observation,
+    PyTree,
+    Reconstruction,
+    Status,
+)
 
 _EVALUATIONS_PER_CALL = 40  # progress about once a second, little waste at the end
 
@@ -38,6 +46,7 @@ class State:
     iteration: jax.Array
     evaluations: jax.Array
     status: jax.Array
+    budget: jax.Array  # iterations at most
     first_value: jax.Array
     mark_value: jax.Array  # the best objective `patience` iterations ago
     mark_iteration: jax.Array
@@ -60,11 +69,14 @@ def _begin(
     matching: Matching,
     template: Observation,
     params: PyTree,
+    budget: jax.Array,
     keys: jax.Array,
     gradients: PyTree,
     labels: jax.Array | None,
 ) -> State:
-    def one(params: PyTree, key: Key, gradient: PyTree, label: Any) -> State:
+    def one(
+        params: PyTree, budget: jax.Array, key: Key, gradient: PyTree, label: Any
+    ) -> State:
         observation = dataclasses.replace(
             template, params=params, gradient=gradient, labels=label
         )
@@ -81,16 +93,17 @@ def _begin(
             iteration=zero,
             evaluations=zero,
             status=jnp.asarray(Status.RUNNING, jnp.int32),
+            budget=budget,
             first_value=infinite,
             mark_value=infinite,
             mark_iteration=zero,
         )
 
-    def shard(params: PyTree, *units: Any) -> State:
-        return jax.vmap(functools.partial(one, params))(*units)
+    def shard(params: PyTree, budget: jax.Array, *units: Any) -> State:
+        return jax.vmap(functools.partial(one, params, budget))(*units)
 
-    result: State = parallel.over_units(shard, shared=1)(
-        params, keys, gradients, labels
+    result: State = parallel.over_units(shard, shared=2)(
+        params, budget, keys, gradients, labels
     )
     return result
 
@@ -181,7 +194,7 @@ def _judge(matching: Matching, target: jax.Array, state: State, progress: Any) -
     # An optimizer that evaluated once and did not move never will.
     stuck = ~progress.active & (progress.evaluations <= 1)
     status = jnp.select(
-        [diverged, (value <= target) | stuck, stalled, iteration >= stop.iterations],
+        [diverged, value <= target, stalled | stuck, iteration >= state.budget],
         [Status.DIVERGED, Status.CONVERGED, Status.STALLED, Status.BUDGET],
         Status.RUNNING,
     )
@@ -193,6 +206,7 @@ def _judge(matching: Matching, target: jax.Array, state: State, progress: Any) -
         iteration=iteration,
         evaluations=state.evaluations + progress.evaluations,
         status=status.astype(jnp.int32),
+        budget=state.budget,
         first_value=first,
         mark_value=jnp.where(mark_due, value, state.mark_value),
         mark_iteration=jnp.where(mark_due, iteration, state.mark_iteration),
@@ -234,8 +248,13 @@ class _Conveyor:
         slots: int | None,
     ) -> None:
         first = victims.observe(np.zeros(1, np.int64))
+        # What does not change the program must not compile it again: who leaked
+        # where, how long the search may take, how often it starts.
         self._template = dataclasses.replace(
-            first, params=None, gradient=None, labels=None
+            first, params=None, gradient=None, labels=None, leakage=Leakage.EXAMPLE
+        )
+        self._program = dataclasses.replace(
+            matching, restarts=1, stop=dataclasses.replace(matching.stop, iterations=1)
         )
         # Replaying local steps gives each victim weights of its own.
         shared = not unrolls(matching, first)
@@ -246,7 +265,10 @@ class _Conveyor:
         self._total = victims.count * matching.restarts
         wanted = slots or default_slots(model, matching, self._layout.inputs[0])
         devices = parallel.device_count()
-        per_device = max(1, min(wanted, -(-self._total // devices)))
+        each = -(-self._total // devices)
+        # As few slots as give the same number of waves: the last is not half empty.
+        per_device = wanted if slots else -(-each // -(-each // wanted))
+        per_device = min(per_device, each)
         self._trials = np.full(per_device * devices, -1, np.int64)
         self._next = 0
         self._finished = 0
@@ -262,7 +284,7 @@ class _Conveyor:
         while (self._trials >= 0).any():
             self._state, record = _advance(
                 self._model,
-                self._matching,
+                self._program,
                 self._template,
                 self._iterations,
                 self._params,
@@ -339,9 +361,10 @@ class _Conveyor:
         )
         fresh = _begin(
             self._model,
-            self._matching,
+            self._program,
             self._template,
             self._params,
+            np.int32(self._matching.stop.iterations),
             parallel.place(keys),
             gradients,
             labels,
