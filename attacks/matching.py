@@ -160,9 +160,8 @@ def objective(
 ) -> ValueAndGradient:
     """Returns the function position -> (objective, its gradient).
 
-    For one local step the gradient is taken as the derivative in the pixels of the
-    loss' directional derivative along the residual: equal to reverse over reverse,
-    and cheaper, because the parameters are differentiated forward only.
+    Reverse over reverse: the two passes share the network's forward and backward
+    values, which a directional derivative along the residual computes twice.
     """
     layout = layout_of(matching, model, observation)
     params = observation.params
@@ -178,44 +177,25 @@ def objective(
         images = layout.images(position)
         return jnp.sum(jnp.stack([prior(images) for prior in matching.priors]))
 
-    def of_gradient(gradient: PyTree) -> jax.Array:
-        return matching.distance(gradient, observation.gradient)
+    def one_step(position: jax.Array) -> PyTree:
+        # Without replay, L steps count as one gradient that was added L times.
+        return tree.scale(steps, jax.grad(model.loss)(params, *unpack(position)))
 
-    def one_step(position: jax.Array) -> tuple[jax.Array, jax.Array]:
-        images, targets = unpack(position)
-        gradient = jax.grad(model.loss)(params, images, targets)
-        value, residual = jax.value_and_grad(of_gradient)(gradient)
-
-        def slope(where: jax.Array) -> jax.Array:
-            at = unpack(where)
-            tangent: jax.Array = jax.jvp(
-                lambda p: model.loss(p, *at), (params,), (residual,)
-            )[1]
-            return tangent
-
-        return value, jax.grad(slope)(position)
-
-    def many_steps(position: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def value(where: jax.Array) -> jax.Array:
-            images, targets = (
-                leaf.reshape(steps, -1, *leaf.shape[1:]) for leaf in unpack(where)
-            )
-            update = unrolled_update(model, params, images, targets, learning_rate)
-            return of_gradient(tree.scale(-1.0 / learning_rate, update))
-
-        return jax.value_and_grad(value)(position)
+    def many_steps(position: jax.Array) -> PyTree:
+        images, targets = (
+            leaf.reshape(steps, -1, *leaf.shape[1:]) for leaf in unpack(position)
+        )
+        update = unrolled_update(model, params, images, targets, learning_rate)
+        return tree.scale(-1.0 / learning_rate, update)
 
     steps, learning_rate = observation.local_steps, observation.learning_rate
-    matched = many_steps if unrolls(matching, observation) else one_step
+    guessed = many_steps if unrolls(matching, observation) else one_step
 
-    def total(position: jax.Array) -> tuple[jax.Array, jax.Array]:
-        value, gradient = matched(position)
-        if not matching.priors:
-            return value, gradient
-        extra, slope = jax.value_and_grad(penalty)(position)
-        return value + extra, gradient + slope
+    def total(position: jax.Array) -> jax.Array:
+        value = matching.distance(guessed(position), observation.gradient)
+        return value + penalty(position) if matching.priors else value
 
-    return total
+    return jax.value_and_grad(total)
 
 
 def projection(matching: Matching, layout: Layout) -> Callable[[jax.Array], jax.Array]:

@@ -60,20 +60,30 @@ def test_the_gradient_of_the_objective_is_its_gradient(name):
     size = layout.pixels + layout.joint * layout.classes
     position = jax.random.uniform(jax.random.key(3), (size,))
 
-    def plain(where):  # reverse over reverse, as one would write it first
-        targets = (
-            jax.nn.softmax(layout.scores(where))
-            if layout.joint
-            else one_hot(labels, 10)
-        )
-        images = layout.images(where)
-        gradient = jax.grad(model.loss)(observation.params, images, targets)
-        value = matching.distance(gradient, observation.gradient)
-        return value + sum(prior(images) for prior in matching.priors)
+    def unpack(where):
+        soft = layout.joint and jax.nn.softmax(layout.scores(where))
+        return layout.images(where), soft if layout.joint else one_hot(labels, 10)
+
+    def another_way(where):
+        """The slope of the loss' directional derivative along the residual."""
+        gradient = jax.grad(model.loss)(observation.params, *unpack(where))
+        value, residual = jax.value_and_grad(
+            lambda g: matching.distance(g, observation.gradient)
+        )(gradient)
+
+        def directional(z):
+            loss = lambda p: model.loss(p, *unpack(z))  # noqa: E731
+            return jax.jvp(loss, (observation.params,), (residual,))[1]
+
+        def penalty(z):
+            return sum((p(layout.images(z)) for p in matching.priors), 0.0 * z[0])
+
+        extra, slope = jax.value_and_grad(penalty)(where)
+        return value + extra, jax.grad(directional)(where) + slope
 
     ours = jax.jit(objective(matching, model, observation, labels))
     value, slope = ours(position)
-    expected, reference = jax.jit(jax.value_and_grad(plain))(position)
+    expected, reference = jax.jit(another_way)(position)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(
         slope, reference, atol=1e-5 * float(jnp.abs(reference).max())
