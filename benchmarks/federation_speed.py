@@ -141,6 +141,7 @@ def main() -> None:
         return
     report = {
         "environment": environment.describe(),
+        "load_average_before": os.getloadavg(),  # a busy machine disturbs the figures
         "milliseconds_per_client_and_iteration": speeds(),
     }
     if not asked.no_memory:
