@@ -77,7 +77,7 @@ def attack(
     environment.configure()
     began = time.perf_counter()
     leakage = _leakage(type)
-    _check_numbers(victims, local_steps, success_rmse)
+    _check_numbers(victims, local_steps, success_rmse, round)
     data = load_dataset(dataset) if isinstance(dataset, str) else dataset
     net = _model(model, data)
     chosen = _attack(method, iterations, restarts)
@@ -240,10 +240,13 @@ def _leakage(value: int) -> Leakage:
     return Leakage(value)
 
 
-def _check_numbers(victims: int, local_steps: int, success_rmse: float) -> None:
+def _check_numbers(
+    victims: int, local_steps: int, success_rmse: float, round_index: int
+) -> None:
     require(victims >= 1, f"victims must be at least 1, got {victims}")
     require(local_steps >= 1, f"local_steps must be at least 1, got {local_steps}")
     require(success_rmse > 0, f"success_rmse must be positive, got {success_rmse}")
+    require(round_index >= 0, f"round must not be negative, got {round_index}")
 
 
 def _model(model: str | Model | None, dataset: Dataset) -> Model:

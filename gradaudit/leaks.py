@@ -17,7 +17,7 @@ from gradaudit.attacks.base import Victims
 from gradaudit.config import Federation
 from gradaudit.data import Dataset
 from gradaudit.defenses.base import Defense
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.federation import (
     Population,
     Recipe,
@@ -55,7 +55,6 @@ class Leaks:
                 f"dataset {dataset.name!r} has {len(dataset)}: at most "
                 f"{len(dataset) // each} victims"
             )
-        require(round_index >= 0, f"round must not be negative, got {round_index}")
         check_batch(model, dataset.inputs[:1], dataset.labels[:1])
         params_key, order_key, self._key = jax.random.split(key, 3)
         order = np.asarray(jax.random.permutation(order_key, len(dataset)))

@@ -50,9 +50,11 @@ def test_the_result_holds_what_the_contract_names(folder):
 
 
 def test_the_folder_holds_rows_arrays_and_pictures(folder):
-    rows = list(csv.DictReader((folder / "trials.csv").open()))
+    with (folder / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
     assert [row["victim"] for row in rows] == ["0", "1", "2", "3"]
-    arrays = np.load(folder / "reconstructions.npz")
+    with np.load(folder / "reconstructions.npz") as file:
+        arrays = dict(file)
     assert arrays["truth"].shape == arrays["reconstruction"].shape == (4, 1, 8, 8, 1)
     error = np.sqrt(np.mean((arrays["truth"] - arrays["reconstruction"]) ** 2))
     assert error < 0.01
@@ -66,7 +68,8 @@ def test_a_result_runs_again_from_itself(folder):
     again = ga.attack(
         **{k: v for k, v in config.items() if k not in ("command", "attack")}
     )
-    before = np.load(folder / "reconstructions.npz")["reconstruction"]
+    with np.load(folder / "reconstructions.npz") as file:
+        before = file["reconstruction"]
     np.testing.assert_array_equal(again.inputs, before)
 
 
