@@ -164,6 +164,7 @@ def test_signs_of_step_follow_the_arcsine_law(scene):
         assert trials.errors().fn == pytest.approx(1 - right, abs=0.04)
 
 
+@pytest.mark.slow
 def test_more_clients_hide_the_gradient_better(scene, data):
     def measured(clients):
         trials = black(scene, "dummy-gradient", Server(), 1_000, clients, data)[-1]
