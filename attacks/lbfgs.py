@@ -47,6 +47,15 @@ class Pairs:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Products:
+    """The history times the latest gradient."""
+
+    steps: jax.Array  # (m,) S g
+    changes: jax.Array  # (m,) Y g
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Memory:
     """What the next update needs."""
 
@@ -54,6 +63,7 @@ class Memory:
     direction: jax.Array  # (n,)
     step_length: jax.Array  # ()
     gradient: jax.Array  # (n,) at the previous update
+    products: Products  # of that gradient
     value: jax.Array  # () at the previous update
     updates: jax.Array  # () over all iterations
 
@@ -104,8 +114,9 @@ class LBFGS:
             gamma=jnp.ones((), dtype),
             count=jnp.zeros((), jnp.int32),
         )
-        blank = jnp.zeros_like(position)
-        return Memory(pairs, blank, zero, blank, zero, jnp.zeros((), jnp.int32))
+        products = Products(jnp.zeros((m,), dtype), jnp.zeros((m,), dtype))
+        blank, none = jnp.zeros_like(position), jnp.zeros((), jnp.int32)
+        return Memory(pairs, blank, zero, blank, products, zero, none)
 
     def iterate(
         self,
@@ -155,8 +166,9 @@ class LBFGS:
         active = evaluated & finite & ~flat & ~((index > 0) & small)
 
         first = memory.updates == 0
-        pairs, image = _remember_and_apply(
+        pairs, products, image = _remember_and_apply(
             memory.pairs,
+            memory.products,
             memory.step_length * memory.direction,
             gradient - memory.gradient,
             gradient,
@@ -167,7 +179,8 @@ class LBFGS:
         length = self.learning_rate * jnp.where(first, first_length, 1.0)
         descends = jnp.vdot(gradient, direction) <= -self.tolerance_change
         stepped = project(position + length * direction)
-        fresh = Memory(pairs, direction, length, gradient, value, memory.updates + 1)
+        count = memory.updates + 1
+        fresh = Memory(pairs, direction, length, gradient, products, value, count)
         moves = active & descends
         return Progress(
             position=jnp.where(moves, stepped, position),
@@ -195,14 +208,16 @@ def _keep(active: jax.Array, fresh: Memory, old: Memory) -> Memory:
 
 def _remember_and_apply(
     pairs: Pairs,
+    before: Products,
     step: jax.Array,
     change: jax.Array,
     gradient: jax.Array,
     wanted: jax.Array,
-) -> tuple[Pairs, jax.Array]:
+) -> tuple[Pairs, Products, jax.Array]:
     """Stores the pair in the oldest slot, unless masked or of no curvature.
 
-    Returns the pairs and H g, which is g itself while there are none.
+    Returns the pairs, their products with the gradient, and H g, which is g itself
+    while there are no pairs.
     """
     curvature = jnp.vdot(change, step)
     keep = wanted & (curvature > _CURVATURE)
@@ -211,12 +226,13 @@ def _remember_and_apply(
     slot = jnp.where(keep, pairs.count % m, m)
     steps = pairs.steps.at[slot].set(step, mode="drop")
     changes = pairs.changes.at[slot].set(change, mode="drop")
-    # The history is what costs: read it once for both products.
-    both = jnp.stack([change, gradient], axis=1)
-    s_change, s_gradient = (steps @ both).T
-    y_change, y_gradient = (changes @ both).T
-
+    # Reading the history is what costs. Its products with the change are differences
+    # of those with the gradients; the change itself is no more exact than they are.
+    products = Products(steps @ gradient, changes @ gradient)
     is_slot = jnp.arange(m) == slot
+    s_change = products.steps - before.steps
+    y_change = products.changes - before.changes
+    y_change = jnp.where(is_slot, jnp.vdot(change, change), y_change)
     column = -jnp.where(is_slot, 0.0, s_change) @ pairs.inverse / curvature
     inverse = jnp.where(
         is_slot[:, None],
@@ -231,9 +247,10 @@ def _remember_and_apply(
     diagonal = jnp.where(is_slot, curvature, pairs.curvature)
     gamma = jnp.where(keep, curvature / jnp.vdot(change, change), pairs.gamma)
 
-    alpha = s_gradient @ inverse  # stored transposed
-    residual = y_gradient - gram @ alpha
+    alpha = products.steps @ inverse  # stored transposed
+    residual = products.changes - gram @ alpha
     weights = inverse @ (diagonal * alpha - gamma * residual)
     image = gamma * (gradient - alpha @ changes) + weights @ steps
     count = pairs.count + keep
-    return Pairs(steps, changes, inverse, gram, diagonal, gamma, count), image
+    kept = Pairs(steps, changes, inverse, gram, diagonal, gamma, count)
+    return kept, products, image

@@ -60,7 +60,7 @@ def default_slots(model: Model, matching: Matching, examples: int) -> int:
     if jax.default_backend() != "cpu":
         return 256
     unknowns = int(np.prod(model.input_shape)) * examples
-    return int(np.clip(16 * 1024 // unknowns, 4, 16))
+    return int(np.clip(24 * 1024 // unknowns, 4, 32))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

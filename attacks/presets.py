@@ -75,6 +75,7 @@ def cpl(
     history: int = 100,
     cyclic: bool = False,
     unroll: bool = True,
+    patience: int = _EXACT.patience,
 ) -> Matching:
     """CPL: patterned start, label from the gradient, L2, L-BFGS."""
     return Matching(
@@ -82,7 +83,7 @@ def cpl(
         labels=_choose("labels", labels, _LABELS),
         distance=SquaredL2(_choose("layer", layers, _LAYERS)),
         optimizer=LBFGS(history=history),
-        stop=dataclasses.replace(_EXACT, iterations=iterations),
+        stop=dataclasses.replace(_EXACT, iterations=iterations, patience=patience),
         restarts=restarts,
         cyclic=cyclic,
         unroll=unroll,
