@@ -119,7 +119,7 @@ class AdaClip:
                 state.mean, weighted_means(scaled, [clip] * len(leaves)), strict=True
             )
         ]
-        noise = draw_like(key, leaves, jax.random.normal)
+        noise = draw_like(key, leaves, standard_normal)
         stds = [self.sigma * scale / units**0.5 for scale in scales]
         noisy = [
             mean.astype(leaf.dtype)

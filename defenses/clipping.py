@@ -1,6 +1,8 @@
 """Clipping: what bounds the influence of one unit."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 
@@ -14,6 +16,7 @@ from gradaudit.defenses.norms import (
     unit_norms,
 )
 from gradaudit.defenses.schedules import Schedule
+from gradaudit.factored import Units
 from gradaudit.types import Key, PyTree
 
 
@@ -27,6 +30,7 @@ class Clip:
     2021, equation 2 (L1, global, at the client).
     """
 
+    factored: ClassVar[bool] = True
     bound: Schedule
     scope: Scope = Scope.TENSOR
     norm: Norm = Norm.L2
@@ -36,7 +40,7 @@ class Clip:
         return ()
 
     def factors(
-        self, leaves: list[jax.Array], state: State, t: jax.Array | int
+        self, leaves: Sequence[Units], state: State, t: jax.Array | int
     ) -> tuple[list[jax.Array], State]:
         """Returns the factor of each unit, (units,), for every tensor."""
         norms = [unit_norms(leaf, self.norm) for leaf in leaves]

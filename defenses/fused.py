@@ -5,6 +5,7 @@ plus one normal draw of std / sqrt(B). Training uses that; an audit that reads t
 units runs the transforms one by one.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 from gradaudit.defenses.base import State, Transform, run
 from gradaudit.defenses.norms import weighted_means
+from gradaudit.factored import Units, is_outer
 from gradaudit.types import Key, PyTree
 
 
@@ -20,7 +22,7 @@ class Scales(Protocol):
     """A transform that multiplies each unit's tensors by factors, and does no more."""
 
     def factors(
-        self, leaves: list[jax.Array], state: State, t: jax.Array | int
+        self, leaves: Sequence[Units], state: State, t: jax.Array | int
     ) -> tuple[list[jax.Array], State]:
         """Returns the factors, (units,) for each tensor (units, ...)."""
 
@@ -32,12 +34,18 @@ class Averages(Protocol):
     def noisy_mean(
         self,
         key: Key,
-        leaves: list[jax.Array],
+        leaves: Sequence[Units],
         factors: list[jax.Array],
         state: State,
         t: jax.Array | int,
     ) -> tuple[list[jax.Array], State]:
         """Returns the mean over units of the outputs for units factor * leaf."""
+
+
+def takes_factors(transforms: tuple[Transform, ...]) -> bool:
+    """Returns whether norms and weighted sums of the units are all that is needed."""
+    alone = _fused_from(transforms) == 0
+    return alone and all(getattr(part, "factored", False) for part in transforms)
 
 
 def mean_of_units(
@@ -55,7 +63,7 @@ def mean_of_units(
     """
     start = _fused_from(transforms)
     tree, states_before = run(transforms[:start], key, tree, states[:start], t)
-    leaves, structure = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_outer)
     fused, following = transforms[start:], list(states_before)
     if not fused:
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree), states_before

@@ -2,6 +2,8 @@
 
 import dataclasses
 import enum
+from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from gradaudit.defenses.draws import draw_like, standard_normal
 from gradaudit.defenses.norms import Scope, unit_norms, weighted_means
 from gradaudit.defenses.schedules import Constant, Schedule
 from gradaudit.defenses.sensitivity import FixedSensitivity, Sensitivity
+from gradaudit.factored import Units
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
 
@@ -49,6 +52,7 @@ class GaussianNoise:
     the batch (NoiseAt.BATCH, see there).
     """
 
+    factored: ClassVar[bool] = True
     multiplier: Schedule
     sensitivity: Sensitivity
     at: NoiseAt = NoiseAt.UNIT
@@ -60,7 +64,7 @@ class GaussianNoise:
     def _std(self, norms: list[jax.Array], t: jax.Array | int) -> jax.Array:
         return jnp.asarray(self.sensitivity.of(norms, t) * self.multiplier(t))
 
-    def _norms(self, leaves: list[jax.Array]) -> list[jax.Array]:
+    def _norms(self, leaves: Sequence[Units]) -> list[jax.Array]:
         if not self.sensitivity.data_dependent:
             return []
         return [unit_norms(leaf) for leaf in leaves]
@@ -83,7 +87,7 @@ class GaussianNoise:
     def noisy_mean(
         self,
         key: Key,
-        leaves: list[jax.Array],
+        leaves: Sequence[Units],
         factors: list[jax.Array],
         state: State,
         t: jax.Array | int,

@@ -1,10 +1,13 @@
 """Norms of each unit of a tree, safe for huge values, loud for broken ones."""
 
 import enum
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from gradaudit.factored import Outer, Units
 
 # Scaling by a power of two before squaring moves the range of float32 norms from
 # 1e-19..1e19 to 1e-13..1e25 at the price of one multiplication.
@@ -28,17 +31,21 @@ class Scope(enum.Enum):
     GLOBAL = "global"
 
 
-def unit_norms(leaf: jax.Array, norm: Norm = Norm.L2) -> jax.Array:
+def unit_norms(leaf: Units, norm: Norm = Norm.L2) -> jax.Array:
     """Returns the norm of each unit, (units,), of a tensor (units, ...).
 
     NaN and infinity in a unit, and an L2 norm beyond 1e25, give a norm that is NaN or
     infinite.
     """
+    if isinstance(leaf, Outer):  # either norm of an outer product is a product
+        return unit_norms(leaf.left, norm) * unit_norms(leaf.right, norm)
     # On CPU a reduction of a matrix over its rows is twice as fast as one over axes.
     rows = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
     if norm is Norm.L1:
         return jnp.sum(jnp.abs(rows), axis=1)
-    return jnp.sqrt(jnp.sum(jnp.square(rows * _SCALE), axis=1)) / _SCALE
+    scaled = rows * _SCALE
+    # A dot product: on CPU several times faster than a sum of squares.
+    return jnp.sqrt(jnp.einsum("ui,ui->u", scaled, scaled)) / _SCALE
 
 
 def joint_norms(norms: list[jax.Array], norm: Norm = Norm.L2) -> jax.Array:
@@ -65,12 +72,14 @@ def scale_units(leaf: jax.Array, factors: jax.Array) -> jax.Array:
 
 
 def weighted_means(
-    leaves: list[jax.Array], factors: list[jax.Array]
+    leaves: Sequence[Units], factors: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """Returns sum_u factor[u] * leaf[u] / units for each tensor (units, ...)."""
 
-    def mean(leaf: jax.Array, factor: jax.Array) -> jax.Array:
+    def mean(leaf: Units, factor: jax.Array) -> jax.Array:
         units = leaf.shape[0]
+        if isinstance(leaf, Outer):
+            return leaf.left.T @ (leaf.right * (factor / units)[:, None])
         if units > _MOST_UNROLLED:
             total = jnp.tensordot(factor, leaf, axes=1)
         else:

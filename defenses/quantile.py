@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from gradaudit.defenses.norms import (
 )
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import require
+from gradaudit.factored import Units
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
 
@@ -37,6 +40,7 @@ class QuantileClip:
     both releases together cost as much as one of multiplier sigma.
     """
 
+    factored: ClassVar[bool] = True
     clip: float  # the first bound
     sigma: float
     quantile: float = 0.5
@@ -89,7 +93,7 @@ class QuantileClip:
     def noisy_mean(
         self,
         key: Key,
-        leaves: list[jax.Array],
+        leaves: Sequence[Units],
         factors: list[jax.Array],
         state: State,
         t: jax.Array | int,
@@ -101,7 +105,7 @@ class QuantileClip:
         norms = joint_norms(scaled)
         clip = clip_factors(norms, state)
         means = weighted_means(leaves, [factor * clip for factor in factors])
-        noise = draw_like(noise_key, leaves, jax.random.normal)
+        noise = draw_like(noise_key, leaves, standard_normal)
         std = self.gradient_sigma * state / len(norms) ** 0.5
         noisy = add_noise(means, noise, [std] * len(means))
         return noisy, self._next(count_key, norms, state)

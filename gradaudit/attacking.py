@@ -65,7 +65,8 @@ def attack(
       model: a model or its name; by default `cpl` for images and `mlp` for tables.
       victims: how many units are attacked: examples (type 2) or clients (0, 1).
       batch_size: examples per local step; 1 for type 2 and 3 for types 0, 1.
-      local_steps: local steps of the update that types 0 and 1 read.
+      local_steps: local steps of a client's round; types 0 and 1 read their sum,
+        type 2 reads inside the first.
       round: rounds of training before the one that is read.
       iterations: the attack's budget per restart; the method's own by default.
       restarts: independent starts, chosen by the attacker's own objective.
@@ -83,19 +84,17 @@ def attack(
     chosen = _attack(method, iterations, restarts)
     guard = parse_defense(defense) if isinstance(defense, str) else defense
     batch = batch_size or (1 if leakage is Leakage.EXAMPLE else 3)
-    steps = 1 if leakage is Leakage.EXAMPLE else local_steps
     federation = Federation(
         clients=victims,
         clients_per_round=victims,
-        local_steps=steps,
+        local_steps=local_steps,
         batch_size=batch,
         rounds=round + 1,
-        examples=batch * steps,
+        examples=batch * local_steps,
         learning_rate=_LEARNING_RATE,
     )
-    notes = capability.check(
-        capability.Setting(chosen, guard, leakage, federation.examples)
-    )
+    mixed = 1 if leakage is Leakage.EXAMPLE else federation.examples
+    notes = capability.check(capability.Setting(chosen, guard, leakage, mixed))
     data_key, attack_key = jax.random.split(jax.random.key(seed))
     leaks = Leaks(data_key, net, data, guard, leakage, federation, round)
     first = leaks.observe(np.zeros(1, np.int64))
@@ -125,7 +124,7 @@ def attack(
         "model": net.name,
         "victims": victims,
         "batch_size": batch,
-        "local_steps": steps,
+        "local_steps": local_steps,
         "round": round,
         "iterations": chosen.stop.iterations if isinstance(chosen, Matching) else 0,
         "restarts": _restarts(chosen),

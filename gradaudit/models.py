@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from gradaudit.convolution import Path, convolve, same_padding
 from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.factored import INPUTS
 from gradaudit.types import Function, Key, Model, PyTree
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -62,6 +63,15 @@ class Convolution(nn.Module):
         return convolve(inputs, kernel, layer.stride, padding, self.conv_path) + bias
 
 
+class Dense(nn.Dense):
+    """flax's dense layer, which hands out its inputs to whoever asks for them."""
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns (n, features)."""
+        self.sow(INPUTS, "inputs", inputs)
+        return super().__call__(inputs)
+
+
 class ConvNet(nn.Module):
     """Convolutions with an activation after each, hidden dense layers, logits."""
 
@@ -94,8 +104,14 @@ class ConvNet(nn.Module):
             values = self.activation(self._dense(width, f"dense{index}")(values))
         return self._dense(self.classes, "output")(values)
 
-    def _dense(self, width: int, name: str) -> nn.Dense:
-        return nn.Dense(
+    @property
+    def dense_layers(self) -> tuple[str, ...]:
+        """The names of the dense layers, first to last."""
+        hidden = [f"dense{index}" for index, _ in enumerate(self.hidden, 1)]
+        return (*hidden, "output")
+
+    def _dense(self, width: int, name: str) -> Dense:
+        return Dense(
             width, kernel_init=self.kernel_init, bias_init=self.bias_init, name=name
         )
 

@@ -32,7 +32,6 @@ from gradaudit.federation.budget import affordable_rounds
 from gradaudit.federation.finetuning import PublicData
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe
-from gradaudit.federation.rounds import CHUNK
 from gradaudit.federation.run import Progress, Training, train_until
 from gradaudit.federation.sampling import (
     ActiveSelection,
@@ -266,7 +265,7 @@ def train(
     target_epsilon: float | None = None,
     delta: float = 1e-5,
     evaluate_every: int = 1,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     on_round: Callable[[Progress], None] = lambda progress: None,

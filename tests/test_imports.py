@@ -15,7 +15,7 @@ import pytest
 LAYERS = (
     ("_version", "errors", "mechanism", "types"),
     ("arguments", "config", "convolution", "environment", "parallel", "tree"),
-    ("kernels",),
+    ("factored", "kernels"),
     ("data", "metrics", "models", "unrolled"),
     ("attacks", "defenses", "standardized"),
     ("accounting", "ldp"),

@@ -56,7 +56,7 @@ def attack(
         typer.Option(help="Examples per local step (default: 1; 3 for types 0, 1)."),
     ] = None,
     local_steps: Annotated[
-        int, typer.Option(help="Local steps of the update (types 0, 1).")
+        int, typer.Option(help="Local steps of a client's round.")
     ] = 1,
     round_: Annotated[
         int, typer.Option("--round", help="Rounds of training before the attack.")

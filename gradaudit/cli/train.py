@@ -128,9 +128,12 @@ def train(
         typer.Option(help="Rounds between two validations.", rich_help_panel=_SPEED),
     ] = None,
     chunk: Annotated[
-        int,
-        typer.Option(help="Clients vectorised together.", rich_help_panel=_SPEED),
-    ] = 10,
+        int | None,
+        typer.Option(
+            help="Clients vectorised together (default: what a core's cache holds).",
+            rich_help_panel=_SPEED,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 0,
     out_folder: Annotated[
         pathlib.Path, typer.Option("--out", help="Where the result goes.")

@@ -9,7 +9,14 @@ import optax
 
 from gradaudit import tree
 from gradaudit.defenses.base import State, Transform, run
-from gradaudit.defenses.fused import mean_of_units
+from gradaudit.defenses.fused import mean_of_units, takes_factors
+from gradaudit.factored import (
+    Outer,
+    Units,
+    dense_layers,
+    factored_gradients,
+    is_outer,
+)
 from gradaudit.federation.keys import iteration_keys, update_key
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState
@@ -69,7 +76,11 @@ def _itself(gradient: PyTree) -> PyTree:
 
 
 def _mean(units: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), units)
+    def one(leaf: Units) -> jax.Array:
+        plain = leaf.written_out() if isinstance(leaf, Outer) else leaf
+        return jnp.mean(plain, axis=0)
+
+    return jax.tree.map(one, units, is_leaf=is_outer)
 
 
 def _norms(
@@ -80,7 +91,8 @@ def _norms(
     def measure(gradient: PyTree) -> jax.Array:
         return jnp.stack(jax.tree.leaves(tree.tensor_norms(read(gradient))))
 
-    nothing = jnp.zeros(len(jax.tree.leaves(gradient)), jnp.float32)
+    tensors = len(jax.tree.leaves(gradient, is_leaf=is_outer))
+    nothing = jnp.zeros(tensors, jnp.float32)
     measured: jax.Array = jax.lax.cond(
         first, measure, lambda gradient: nothing, gradient
     )
@@ -117,7 +129,16 @@ def _batch_gradient(
         )
         norms = _norms(first, gradient)
         return gradient, local.states, Step(loss, norms, norms)
-    losses, gradients = example_gradients(recipe.model, local.params, inputs, labels)
+    factorable = dense_layers(recipe.model) and takes_factors(recipe.per_example)
+    if factorable and not tapped:
+        targets = one_hot(labels, recipe.model.classes)
+        losses, gradients = factored_gradients(
+            recipe.model, local.params, inputs, targets
+        )
+    else:
+        losses, gradients = example_gradients(
+            recipe.model, local.params, inputs, labels
+        )
     before = _norms(first, gradients, read=_mean)
     average = _averaged if tapped else mean_of_units
     gradient, states = average(recipe.per_example, key, gradients, local.states, t)

@@ -18,7 +18,18 @@ from gradaudit.federation.server import aggregate, client_weights, weighted_sum
 from gradaudit.parallel import device_count, over_units
 from gradaudit.types import Key, PyTree
 
-CHUNK = 10  # clients that are vectorised together; about what a core's cache holds
+_CACHED_PARAMETERS = 100_000  # of clients that are vectorised together on a CPU core
+
+
+def default_chunk(params: PyTree) -> int:
+    """Returns how many clients are vectorised together.
+
+    On CPU their work should stay in the core's cache; accelerators want width.
+    """
+    if jax.default_backend() != "cpu":
+        return 128
+    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+    return int(np.clip(_CACHED_PARAMETERS // size, 2, 32))
 
 
 @jax.tree_util.register_dataclass
@@ -49,15 +60,17 @@ def run_round(
     key: Key,
     state: ServerState,
     clients: NDArray[np.integer],
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> tuple[ServerState, RoundInfo]:
     """Runs one round with these clients and returns the next state.
 
-    `chunk` clients are vectorised together, chunk after chunk on every device: it
-    changes the speed, never the mathematics. Guarantees: the order of `clients`, the
-    chunk size and the number of devices change nothing but rounding; no clients
-    leave the model unchanged.
+    `chunk` clients (see `default_chunk`) are vectorised together, chunk after chunk on
+    every device: it changes the speed, never the mathematics. Guarantees: the order of
+    `clients`, the chunk size and the number of devices change nothing but rounding; no
+    clients leave the model unchanged.
     """
+    if chunk is None:
+        chunk = default_chunk(state.params)
     require(chunk >= 1, f"chunk must be at least 1, got {chunk}")
     clients = np.sort(np.asarray(clients, np.int32))
     if not len(clients):

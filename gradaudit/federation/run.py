@@ -16,7 +16,7 @@ from gradaudit.federation.finetuning import PublicData, fine_tune
 from gradaudit.federation.keys import fine_tuning_key, selection_key
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state
-from gradaudit.federation.rounds import CHUNK, RoundInfo, run_round
+from gradaudit.federation.rounds import RoundInfo, run_round
 from gradaudit.federation.sampling import Clients, Sampler, Values
 from gradaudit.types import Key, PyTree
 
@@ -87,7 +87,9 @@ class Training:
             selection_key(key, progress.state.round), progress.values
         )
 
-    def advance(self, key: Key, progress: Progress, chunk: int = CHUNK) -> Progress:
+    def advance(
+        self, key: Key, progress: Progress, chunk: int | None = None
+    ) -> Progress:
         """Returns the training after one more round."""
         clients = self.participants(key, progress)
         began = time.perf_counter()
@@ -145,7 +147,7 @@ def train_until(
     progress: Progress,
     rounds: int,
     target_accuracy: float | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     on_round: Callable[[Progress], None] = lambda progress: None,
 ) -> tuple[Progress, Stopped]:
     """Trains until `rounds` are done, the target is reached, or Ctrl-C.
