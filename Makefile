@@ -23,6 +23,10 @@ tests: $(READY)
 test-slow: $(READY) ## what takes minutes: builds, downloads, long runs
 	$(BIN)/python -m pytest -m slow
 
+notebooks: $(READY) ## run every notebook
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[notebooks]'
+	$(BIN)/python -m pytest -m slow tests/test_notebooks.py
+
 data: $(READY) ## fetch MNIST, so that the tests that need it run
 	$(BIN)/gradaudit data fetch mnist
 
