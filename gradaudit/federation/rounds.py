@@ -18,7 +18,7 @@ from gradaudit.federation.server import aggregate, client_weights, weighted_sum
 from gradaudit.parallel import device_count, over_units
 from gradaudit.types import Key, PyTree
 
-_CACHED_PARAMETERS = 100_000  # of clients that are vectorised together on a CPU core
+_CACHED_PARAMETERS = 250_000  # of clients that are vectorised together on a CPU core
 
 
 def default_chunk(params: PyTree) -> int:
