@@ -49,7 +49,6 @@ def attack_cell(pictures: pathlib.Path | None = None, **arguments: Any) -> dict:
         "spent": metrics["iterations"]["run_median"],
         "labels": metrics["label_accuracy"],
         "status": whole["status"],
-        "seconds": whole["timing"]["total_s"],
     }
 
 
