@@ -54,7 +54,7 @@ def batches() -> Iterator[tuple[str, Arguments]]:
                     "type": 1,
                     "method": f"cpl:labels=counts,{STALL}",
                     "dataset": dataset,
-                    "victims": 16 if size == 8 else 24,
+                    "victims": 12,
                     "batch_size": size,
                 },
             )
@@ -116,7 +116,7 @@ def pruning() -> Iterator[tuple[str, Arguments]]:
                     "method": f"cpl:{STALL}",
                     "defense": f"prune:ratio={ratio / 100},at=per_example",
                     "dataset": dataset,
-                    "victims": 32,
+                    "victims": 20,
                 },
             )
 

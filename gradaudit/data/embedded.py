@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from gradaudit.data.contents import held_out
 from gradaudit.data.dataset import Dataset
 
 _PHOTOGRAPHS = (
@@ -24,11 +25,7 @@ def _split(dataset: Dataset, split: str) -> Dataset:
     """Cuts a set without an official split: every fifth example of a class is test."""
     if split == "all":
         return dataset
-    rank = np.empty(len(dataset), np.int64)
-    for label in range(dataset.classes):
-        members = np.flatnonzero(dataset.labels == label)
-        rank[members] = np.arange(len(members))
-    chosen = (rank % 5 == 4) == (split == "test")
+    chosen = held_out(dataset.labels) == (split == "test")
     part = dataset.take(np.flatnonzero(chosen))
     return dataclasses.replace(part, split=split)
 
