@@ -96,14 +96,14 @@ def attack(
     mixed = 1 if leakage is Leakage.EXAMPLE else federation.examples
     notes = capability.check(capability.Setting(chosen, guard, leakage, mixed))
     data_key, attack_key = jax.random.split(jax.random.key(seed))
-    leaks = Leaks(data_key, net, data, guard, leakage, federation, round)
-    first = leaks.observe(np.zeros(1, np.int64))
-    check_observation(
-        net,
-        dataclasses.replace(
-            first, gradient=jax.tree.map(lambda leaf: leaf[0], first.gradient)
-        ),
+    leaks = Leaks(
+        data_key, net, data, guard, leakage, federation, round, _knows_labels(chosen)
     )
+    first = leaks.observe(np.zeros(1, np.int64))
+    gradient, labels = jax.tree.map(
+        lambda leaf: leaf[0], (first.gradient, first.labels)
+    )
+    check_observation(net, dataclasses.replace(first, gradient=gradient, labels=labels))
     evaluator = Evaluator(leaks, _restarts(chosen), success_rmse, _PICTURED)
     clock = _Clock(began)
 
@@ -286,12 +286,16 @@ def _describe(value: Any) -> Any:
     )
 
 
+def _knows_labels(chosen: Attack) -> bool:
+    return isinstance(getattr(chosen, "labels", None), Known)
+
+
 def _threat(chosen: Attack, leakage: Leakage, config: dict[str, Any]) -> dict[str, Any]:
     labels = getattr(chosen, "labels", None)
     knows = ["the model and its parameters", "the batch size"]
     if config["local_steps"] > 1:
         knows += ["the number of local steps", "the learning rate"]
-    if isinstance(labels, Known):
+    if _knows_labels(chosen):
         knows.append("the true labels")
     return {
         "type": int(leakage),
@@ -299,7 +303,7 @@ def _threat(chosen: Attack, leakage: Leakage, config: dict[str, Any]) -> dict[st
         "knows": knows,
         "labels": "optimised jointly"
         if isinstance(labels, Joint)
-        else ("given" if isinstance(labels, Known) else "inferred from the gradient"),
+        else ("given" if _knows_labels(chosen) else "inferred from the gradient"),
         "selection": "the iterate with the attacker's lowest own objective",
     }
 

@@ -47,6 +47,7 @@ class Leaks:
         leakage: Leakage,
         federation: Federation,
         round_index: int = 0,
+        labels_known: bool = False,  # the threat model hands the labels over
     ) -> None:
         count, each = federation.clients, federation.examples
         if count * each > len(dataset):
@@ -62,6 +63,7 @@ class Leaks:
         self.public = dataset.take(order[count * each :])  # all that is no victim
         self.count = count
         self._leakage = leakage
+        self._labels_known = labels_known
         self._recipe = Recipe.of(model, defense, federation)
         self._population = Population.of(dataset, list(drawn))
         self._state = self._reach(model.init(params_key), round_index)
@@ -93,6 +95,7 @@ class Leaks:
         observation = Observation(
             params=self._state.params,
             gradient=gradient,
+            labels=victim.labels if self._labels_known else None,
             leakage=any_group.leakage,
             batch_size=any_group.batch_size,
             local_steps=any_group.local_steps,

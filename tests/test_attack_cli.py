@@ -160,3 +160,20 @@ def test_the_number_of_devices_changes_no_byte():
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == 24 * 64 * 4 * 2
+
+
+@pytest.mark.parametrize("strategy", ["known", "last-layer"])
+def test_labels_reach_an_attacker_only_if_the_threat_model_says_so(strategy):
+    result = ga.attack(
+        dataset="digits", method=f"cpl:labels={strategy}", victims=2, iterations=1
+    ).to_dict()
+    told = "the true labels" in result["threat"]["knows"]
+    assert told == (strategy == "known")
+    assert result["metrics"]["label_accuracy"] == 1.0
+
+
+def test_local_steps_of_type_2_train_before_the_attack():
+    settings = {"dataset": "digits", "victims": 2, "iterations": 1, "round": 1}
+    one, many = (ga.attack(local_steps=steps, **settings) for steps in (1, 3))
+    assert many.config["local_steps"] == 3
+    assert one.rmse != many.rmse
