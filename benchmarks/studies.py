@@ -92,7 +92,7 @@ def local_steps() -> Iterator[tuple[str, Arguments]]:
 
 def rounds() -> Iterator[tuple[str, Arguments]]:
     for dataset in ("lfw-patches", "mnist"):
-        steps = 6 if dataset == "lfw-patches" else 100
+        steps = 6 if dataset == "lfw-patches" else 40
         for index in (0, 1, 5, 20):
             yield (
                 f"{dataset} round {index}",
