@@ -75,19 +75,26 @@ def surfaces() -> Iterator[tuple[str, Arguments]]:
 
 
 def local_steps() -> Iterator[tuple[str, Arguments]]:
+    """Labels as the gradient's sum suggests them, in any order; or given, in order."""
+    attacks = (("replayed", "true"), ("as one gradient", "false"))
     for dataset in ("lfw-patches", "mnist"):
-        for name, unroll in (("replayed", "true"), ("as one gradient", "false")):
-            yield (
-                f"{dataset} {name}",
-                {
-                    "type": 1,
-                    "method": f"cpl:unroll={unroll},labels=counts,{STALL}",
-                    "dataset": dataset,
-                    "victims": 12,
-                    "batch_size": 1,
-                    "local_steps": 5,
-                },
-            )
+        for name, unroll in attacks:
+            method = f"cpl:unroll={unroll},labels=counts,{STALL}"
+            yield f"{dataset} {name}", _five_steps(dataset, method)
+    for name, unroll in attacks:
+        method = f"cpl:unroll={unroll},labels=known,iterations=150"
+        yield f"lfw-patches {name}, labels given", _five_steps("lfw-patches", method)
+
+
+def _five_steps(dataset: str, method: str) -> Arguments:
+    return {
+        "type": 1,
+        "method": method,
+        "dataset": dataset,
+        "victims": 12,
+        "batch_size": 1,
+        "local_steps": 5,
+    }
 
 
 def rounds() -> Iterator[tuple[str, Arguments]]:
