@@ -120,7 +120,6 @@ def test_the_analytic_attack_rebuilds_patients():
         (["--round", "-1"], "round must not be negative"),
         (["--max-asr", "2"], "must be in [0, 1]"),
         (["--method", "analytic"], "first layer is a convolution"),
-        (["--method", "cpl:labels=known"], "needs to know the labels"),
         (["--dataset", "cancer", "--model", "cpl"], "reads images"),
         (["--iterations", "0"], "iterations must be at least 1"),
     ],

@@ -49,7 +49,13 @@ def assert_close(actual, expected) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * scale)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("cnn", "mlp") else pytest.param(name, marks=pytest.mark.slow)
+        for name in MODELS
+    ],
+)
 def test_every_model_hands_out_the_factors_of_its_gradients(name):
     model, params, inputs, labels = batch(name)
     losses, plain = example_gradients(model, params, inputs, labels)
