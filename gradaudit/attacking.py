@@ -152,7 +152,7 @@ def _result(
     ids = np.asarray([score.victim for score in scores], np.int64)
     truth, labels = _truths(leaks, ids)
     guesses = metrics.guessing_rmse(
-        truth, labels, leaks.public.inputs, leaks.public.labels
+        truth, labels, leaks.public_inputs, leaks.public_labels
     )
     best_guess = max(
         (

@@ -60,7 +60,9 @@ class Leaks:
         params_key, order_key, self._key = jax.random.split(key, 3)
         order = np.asarray(jax.random.permutation(order_key, len(dataset)))
         drawn = order[: count * each].reshape(count, each)
-        self.public = dataset.take(order[count * each :])  # all that is no victim
+        others = order[count * each :]  # all that is no victim; there may be none
+        self.public_inputs = dataset.inputs[others]
+        self.public_labels = dataset.labels[others]
         self.count = count
         self._leakage = leakage
         self._labels_known = labels_known

@@ -176,3 +176,8 @@ def test_local_steps_of_type_2_train_before_the_attack():
     one, many = (ga.attack(local_steps=steps, **settings) for steps in (1, 3))
     assert many.config["local_steps"] == 3
     assert one.rmse != many.rmse
+
+
+def test_the_whole_set_may_be_victims():
+    result = ga.attack(dataset="lfw-patches", victims=200, iterations=1)
+    assert len(result.scores) == 200
