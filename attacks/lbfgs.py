@@ -230,9 +230,9 @@ def _remember_and_apply(
     # of those with the gradients; the change itself is no more exact than they are.
     products = Products(steps @ gradient, changes @ gradient)
     is_slot = jnp.arange(m) == slot
+    square = jnp.vdot(change, change)
     s_change = products.steps - before.steps
-    y_change = products.changes - before.changes
-    y_change = jnp.where(is_slot, jnp.vdot(change, change), y_change)
+    y_change = jnp.where(is_slot, square, products.changes - before.changes)
     column = -jnp.where(is_slot, 0.0, s_change) @ pairs.inverse / curvature
     inverse = jnp.where(
         is_slot[:, None],
@@ -245,7 +245,7 @@ def _remember_and_apply(
         jnp.where(is_slot[None, :], y_change[:, None], pairs.gram),
     )
     diagonal = jnp.where(is_slot, curvature, pairs.curvature)
-    gamma = jnp.where(keep, curvature / jnp.vdot(change, change), pairs.gamma)
+    gamma = jnp.where(keep, curvature / square, pairs.gamma)
 
     alpha = products.steps @ inverse  # stored transposed
     residual = products.changes - gram @ alpha

@@ -10,7 +10,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from gradaudit.types import Model, PyTree
 
@@ -29,11 +28,6 @@ class Outer:
     def shape(self) -> tuple[int, ...]:
         """The shape of the tensor."""
         return (*self.left.shape, self.right.shape[-1])
-
-    @property
-    def dtype(self) -> Any:
-        """The type of its entries."""
-        return jnp.result_type(self.left, self.right)
 
     def written_out(self) -> jax.Array:
         """Returns the tensor itself."""
@@ -61,31 +55,21 @@ def factored_gradients(
 
     A network takes part by naming its `dense_layers` and sowing their inputs.
     """
+    network: Any = model.network  # flax: only its modules name dense layers
     layers = dense_layers(model)
-    kernels = {layer: params[layer]["kernel"] for layer in layers}
-    others = {
-        layer: {k: v for k, v in params[layer].items() if k != "kernel"}
-        if layer in kernels
-        else params[layer]
-        for layer in params
-    }
 
-    def loss(others: PyTree, example: jax.Array, target: jax.Array) -> Any:
-        whole = {
-            layer: {**others[layer], "kernel": kernels[layer]}
-            if layer in kernels
-            else others[layer]
-            for layer in others
-        }
-        network: Any = model.network  # flax: only its modules name dense layers
-        logits, seen = network.apply({"params": whole}, example[None], mutable=[INPUTS])
+    def loss(params: PyTree, example: jax.Array, target: jax.Array) -> Any:
+        logits, seen = network.apply(
+            {"params": params}, example[None], mutable=[INPUTS]
+        )
         rows = {layer: seen[INPUTS][layer]["inputs"][0][0] for layer in layers}
         return model.example_loss(logits, target[None])[0], rows
 
     def one(example: jax.Array, target: jax.Array) -> Any:
-        return jax.value_and_grad(loss, has_aux=True)(others, example, target)
+        return jax.value_and_grad(loss, has_aux=True)(params, example, target)
 
     (losses, rows), gradients = jax.vmap(one)(inputs, targets)
+    # The kernels' own gradients are used by nobody: under jit they are not computed.
     for layer in layers:
         outer = Outer(rows[layer], gradients[layer]["bias"])
         gradients[layer] = {**gradients[layer], "kernel": outer}
