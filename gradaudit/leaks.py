@@ -8,6 +8,8 @@ how many victims there are or in which order they are served.
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -69,7 +71,8 @@ class Leaks:
         self._recipe = Recipe.of(model, defense, federation)
         self._population = Population.of(dataset, list(drawn))
         self._state = self._reach(model.init(params_key), round_index)
-        self._cached_group = functools.lru_cache(maxsize=4)(self._observe_group)
+        self._gradients = functools.lru_cache(maxsize=4)(self._leak)
+        self._private: dict[int, Victim] = {}  # by group
 
     def victims(self) -> Victims:
         """Returns the attacker's side."""
@@ -77,38 +80,30 @@ class Leaks:
 
     def observe(self, ids: NDArray[np.int64]) -> Observation:
         """Returns what leaks from these victims, stacked."""
-        return self._gather(ids)[0]
+        gradient = _rows(ids, lambda group: self._gradients(group).gradient)
+        return dataclasses.replace(
+            self._gradients(int(ids[-1]) // _GROUP),
+            params=self._state.params,
+            gradient=gradient,
+            labels=self.truth(ids).labels if self._labels_known else None,
+        )
 
     def truth(self, ids: NDArray[np.int64]) -> Victim:
         """Returns the private data: for evaluators only."""
-        return self._gather(ids)[1]
+        private: Victim = _rows(ids, self._private_data)
+        return private
 
-    def _gather(self, ids: NDArray[np.int64]) -> tuple[Observation, Victim]:
-        groups = {group: self._cached_group(int(group)) for group in set(ids // _GROUP)}
-        rows = [
-            jax.tree.map(
-                lambda leaf, row=i % _GROUP: leaf[row],
-                (groups[i // _GROUP][0].gradient, groups[i // _GROUP][1]),
-            )
-            for i in ids
-        ]
-        gradient, victim = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-        any_group = next(iter(groups.values()))[0]
-        observation = Observation(
-            params=self._state.params,
-            gradient=gradient,
-            labels=victim.labels if self._labels_known else None,
-            leakage=any_group.leakage,
-            batch_size=any_group.batch_size,
-            local_steps=any_group.local_steps,
-            learning_rate=any_group.learning_rate,
-        )
-        return observation, victim
+    def _private_data(self, group: int) -> Victim:
+        """Returns a group's private data; gradients are large and not kept."""
+        if group not in self._private:
+            self._gradients(group)
+        return self._private[group]
 
-    def _observe_group(self, group: int) -> tuple[Observation, Victim]:
+    def _leak(self, group: int) -> Observation:
+        """Observes a group; takes note of whom it belongs to."""
         size = min(_GROUP, self.count)
         start = min(group * _GROUP, self.count - size)  # full groups: one trace
-        observed = observe_many(
+        observation, victims = observe_many(
             self._recipe,
             self._population,
             self._key,
@@ -117,14 +112,10 @@ class Leaks:
             list(range(start, start + size)),
         )
         shift = group * _GROUP - start
-        leaked: tuple[Observation, Victim] = jax.tree.map(np.asarray, observed)
-        if not shift:
-            return leaked
-        observation, victim = leaked
-        gradient, victim = jax.tree.map(
-            lambda leaf: leaf[shift:], (observation.gradient, victim)
+        gradient, self._private[group] = jax.tree.map(
+            lambda leaf: np.asarray(leaf)[shift:], (observation.gradient, victims)
         )
-        return dataclasses.replace(observation, gradient=gradient), victim
+        return dataclasses.replace(observation, gradient=gradient)
 
     def _reach(self, params: object, round_index: int) -> ServerState:
         state = initial_state(self._recipe, params)
@@ -134,3 +125,12 @@ class Leaks:
                 self._recipe, self._population, self._key, state, everybody
             )
         return state
+
+
+def _rows(ids: NDArray[np.int64], of_group: Callable[[int], Any]) -> Any:
+    """Gathers victims out of their groups."""
+    rows = [
+        jax.tree.map(lambda leaf, row=i % _GROUP: leaf[row], of_group(int(i) // _GROUP))
+        for i in ids
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
