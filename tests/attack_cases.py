@@ -1,6 +1,7 @@
 """The tables that the attack tests run over, and small victims to run them on."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ from gradaudit.attacks import PRESETS, Matching, Victims, cpl
 from gradaudit.data import load_dataset
 from gradaudit.kernels import batch_gradient, one_hot
 from gradaudit.models import MODELS, build_model
-from gradaudit.types import Leakage, Model, Observation, Victim
+from gradaudit.types import Leakage, Model, Observation, PyTree, Victim
 
 MATCHING = [name for name, p in PRESETS.items() if isinstance(p.make(), Matching)]
 IMAGE_MODELS = [name for name in MODELS if name != "mlp"]
@@ -23,11 +24,19 @@ def leak(
     model: Model, inputs: np.ndarray, labels: np.ndarray, seed: int = 0
 ) -> tuple[Observation, Victim]:
     """Returns the gradient of one batch and whose it is."""
-    params = model.init(jax.random.key(seed))
-    gradient = batch_gradient(model, params, inputs, one_hot(labels, model.classes))
+    params, gradient = _first_gradient(model, seed, inputs, labels)
     kind = Leakage.EXAMPLE if len(inputs) == 1 else Leakage.CLIENT
     observation = Observation(params, gradient, None, kind, batch_size=len(inputs))
     return observation, Victim(inputs, labels)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _first_gradient(
+    model: Model, seed: int, inputs: jax.Array, labels: jax.Array
+) -> tuple[PyTree, PyTree]:
+    params = model.init(jax.random.key(seed))
+    targets = one_hot(labels, model.classes)
+    return params, batch_gradient(model, params, inputs, targets)
 
 
 def digit_victims(
@@ -36,7 +45,7 @@ def digit_victims(
     """Returns a model, `count` type-2 victims of the digits, and the dataset."""
     digits = load_dataset("digits")
     model = build_model(model_name, digits.shape, digits.classes)
-    params = model.init(jax.random.key(7))
+    params = jax.jit(model.init)(jax.random.key(7))
     gradients = jax.jit(
         jax.vmap(lambda x, y: batch_gradient(model, params, x[None], y[None]))
     )(digits.inputs[:count], one_hot(digits.labels[:count], digits.classes))

@@ -38,7 +38,7 @@ def make_data(count: int = 60) -> Dataset:
 
 DATA = make_data()
 MODEL = build_model("mlp", DATA.shape, CLASSES)
-PARAMS = MODEL.init(jax.random.key(1))
+PARAMS = jax.jit(MODEL.init)(jax.random.key(1))
 
 
 def make_population(clients: int = 12) -> Population:
@@ -211,11 +211,12 @@ def test_draws_are_different_uniform_and_inside():
 
 def test_a_client_only_sees_its_own_examples():
     population = make_population()
+    keys = jax.random.split(KEY, 20)
+    draw = jax.jit(jax.vmap(lambda key, who: population.batch(key, who, 5), (0, None)))
     for client in (0, 5, 11):
         start, size = int(population.starts[client]), int(population.sizes[client])
         own = np.asarray(population.indices[start : start + size])
-        for seed in range(20):
-            inputs, _ = population.batch(jax.random.key(seed), client, 5)
+        for inputs, _ in zip(*draw(keys, client), strict=True):
             rows = [np.flatnonzero((DATA.inputs == x).all(1))[0] for x in inputs]
             assert set(rows) <= set(own) and len(set(rows)) == 5
 
