@@ -38,3 +38,11 @@ def quick_jit():
     """A jit for programs that run once: compiles several times faster."""
     options = {"xla_backend_optimization_level": 0}
     return functools.partial(jax.jit, compiler_options=options)
+
+
+@pytest.fixture(scope="module")
+def optimized():
+    """For tests of millions of draws: running them takes longer than compiling."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

@@ -23,6 +23,7 @@ from gradaudit.models import build_model
 from gradaudit.tree import flatten
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
+pytestmark = pytest.mark.usefixtures("optimized")
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from gradaudit.models import build_model
 
 KEY = jax.random.key(7)
 CLIP = 1.0
+pytestmark = pytest.mark.usefixtures("optimized")
 
 
 def random_pair(size: int, norms: tuple[float, float], seed: int = 0) -> np.ndarray:
