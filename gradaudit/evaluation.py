@@ -5,6 +5,7 @@ Nothing flows back: the attack hands over its iterates and never hears of this.
 
 import dataclasses
 import math
+from array import array
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,17 @@ from gradaudit.types import Reconstruction, Status
 _FRAMES = 8  # iterates that a picture shows
 
 
+def _numbers() -> "array[float]":
+    """Thousands of victims leave hundreds of numbers each: 8 bytes, no objects."""
+    return array("d")
+
+
 @dataclasses.dataclass
 class Trace:
     """What was seen of one trial."""
 
-    rmse: list[float] = dataclasses.field(default_factory=list)  # attacker-selected
-    objective: list[float] = dataclasses.field(default_factory=list)
+    rmse: "array[float]" = dataclasses.field(default_factory=_numbers)  # as selected
+    objective: "array[float]" = dataclasses.field(default_factory=_numbers)
     oracle: float = math.inf  # best of all iterates against the truth
     frames: dict[int, NDArray[np.float32]] = dataclasses.field(default_factory=dict)
 

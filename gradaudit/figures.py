@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from gradaudit.result import AttackResult
 
 _COLUMNS = 8  # frames of a row, the last one being what was handed in
+_LINES = 200  # searches that are drawn; more are a blot
 
 
 def save_all(result: "AttackResult", folder: pathlib.Path) -> list[pathlib.Path]:
@@ -69,7 +70,7 @@ def convergence(result: "AttackResult") -> Any:
 
     figure = Figure(figsize=(7.0, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for trace in result.traces:
+    for trace in result.traces[:_LINES]:
         steps = np.arange(1, len(trace.rmse) + 1)
         left.plot(steps, trace.rmse, color="tab:blue", alpha=0.3, linewidth=0.8)
         right.plot(steps, trace.objective, color="tab:red", alpha=0.3, linewidth=0.8)
