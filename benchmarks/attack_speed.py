@@ -26,7 +26,7 @@ import torch_reference
 
 from gradaudit import environment
 from gradaudit.attacks import loop
-from gradaudit.attacks.base import Victims
+from gradaudit.attacks.base import Best, Victims
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Matching, Stop, first_position, objective
 from gradaudit.data import load_dataset
@@ -196,7 +196,7 @@ def profile(problem: Problem, slots: int | None, repeats: int = 10) -> dict[str,
             return 0.5 * jax.numpy.vdot(position, weight * position), weight * position
 
         def one(position: Any) -> Any:
-            best = loop.Best.start(position)
+            best = Best.start(position)
             empty = optimizer.init(position)
             return optimizer.iterate(bowl, lambda p: p, position, empty, best)
 
