@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from gradaudit.result import AttackResult
+from gradaudit import metrics
 
+if TYPE_CHECKING:
+    from gradaudit.result import AttackResult, Picture
+
+_SIDE = 1.15  # inches of an image
 _COLUMNS = 8  # frames of a row, the last one being what was handed in
 _LINES = 200  # searches that are drawn; more are a blot
 
@@ -16,7 +19,7 @@ def save_all(result: "AttackResult", folder: pathlib.Path) -> list[pathlib.Path]
     """Writes every figure that makes sense for the result; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    if result.pictures and result.truth.ndim == 5:
+    if result.pictures and result.truth.ndim == 5 and result.truth.shape[-1] in (1, 3):
         written.append(_save(reconstruction_grid(result), folder / "victims.png"))
     if any(len(trace.rmse) > 1 for trace in result.traces):
         written.append(_save(convergence(result), folder / "convergence.png"))
@@ -25,6 +28,8 @@ def save_all(result: "AttackResult", folder: pathlib.Path) -> list[pathlib.Path]
 
 def reconstruction_grid(result: "AttackResult") -> Any:
     """Rows are private images; columns the truth, the iterates, the hand-in."""
+    from matplotlib.figure import Figure
+
     rows = [
         (picture, example)
         for picture in result.pictures
@@ -32,27 +37,30 @@ def reconstruction_grid(result: "AttackResult") -> Any:
     ][:12]
     shown = _iterations_shown(result)
     columns = ["private", *(f"iteration {i}" for i in shown), "rebuilt"]
-    figure, axes = _subplots(len(rows), len(columns), 1.15)
-    for row, (picture, example) in zip(axes, rows, strict=True):
-        images: list[Any] = [picture.truth]
-        for iteration in shown:
-            earlier = [i for i in picture.frames if i <= iteration]
-            images.append(picture.frames[max(earlier)] if earlier else None)
-        images.append(picture.final)
-        for axis, image in zip(row, images, strict=True):
-            axis.set_axis_off()
-            if image is not None:
-                _show(axis, image[example])
-        row[-1].text(
-            1.06,
-            0.5,
-            f"{picture.rmse:.1e}",
-            transform=row[-1].transAxes,
-            va="center",
-            fontsize=7,
-        )
-    for axis, title in zip(axes[0], columns, strict=True):
-        axis.set_title(title, fontsize=7)
+    height, width = result.truth.shape[2:4]
+    gap = max(1, width // 12)
+    tops = np.arange(len(rows)) * (height + gap)
+    lefts = np.arange(len(columns)) * (width + gap)
+    # One picture of them all: an axis for each would take seconds.
+    canvas = np.ones((tops[-1] + height, lefts[-1] + width, 3))
+    for top, (picture, example) in zip(tops, rows, strict=True):
+        for left, image in zip(lefts, _film(picture, example, shown), strict=True):
+            canvas[top : top + height, left : left + width] = image
+    figure = Figure(
+        figsize=(
+            len(columns) * _SIDE + 0.6,
+            len(rows) * _SIDE * height / width + 0.5,
+        ),
+        layout="constrained",
+    )
+    axis = figure.subplots()
+    axis.imshow(canvas)
+    axis.set_xticks(lefts + (width - 1) / 2, columns)
+    axis.set_yticks(tops + (height - 1) / 2, [f"{p.rmse:.1e}" for p, _ in rows])
+    axis.xaxis.tick_top()
+    axis.yaxis.tick_right()
+    axis.tick_params(length=0, labelsize=7)
+    axis.spines[:].set_visible(False)
     asr = result.asr
     config = result.config
     figure.suptitle(
@@ -62,6 +70,21 @@ def reconstruction_grid(result: "AttackResult") -> Any:
         fontsize=8,
     )
     return figure
+
+
+def _film(picture: "Picture", example: int, shown: list[int]) -> list[Any]:
+    """Returns one private image, what the search had of it over time, and the end.
+
+    A batch has no order that an attacker could know: the row shows its best match.
+    """
+    matched = metrics.match(picture.truth, np.nan_to_num(picture.final))[example]
+    film = [picture.truth[example]]
+    for iteration in shown:
+        earlier = [i for i in picture.frames if i <= iteration]
+        white = np.ones_like(picture.truth[0])
+        film.append(picture.frames[max(earlier)][matched] if earlier else white)
+    film.append(picture.final[matched])
+    return [np.clip(np.nan_to_num(image, nan=1.0), 0.0, 1.0) for image in film]
 
 
 def convergence(result: "AttackResult") -> Any:
@@ -93,21 +116,6 @@ def _iterations_shown(result: "AttackResult") -> list[int]:
         return every
     chosen = np.linspace(0, len(every) - 1, _COLUMNS - 2).round().astype(int)
     return [every[i] for i in chosen]
-
-
-def _show(axis: Any, image: Any) -> None:
-    grey = image.shape[-1] == 1
-    pixels = np.clip(image[..., 0] if grey else image, 0.0, 1.0)
-    axis.imshow(pixels, cmap="gray" if grey else None, vmin=0.0, vmax=1.0)
-
-
-def _subplots(rows: int, columns: int, side: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(
-        figsize=(columns * side + 0.6, rows * side + 0.5), layout="constrained"
-    )
-    return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:

@@ -45,7 +45,7 @@ def digit_victims(
     """Returns a model, `count` type-2 victims of the digits, and the dataset."""
     digits = load_dataset("digits")
     model = build_model(model_name, digits.shape, digits.classes)
-    params = jax.jit(model.init)(jax.random.key(7))
+    params = model.init(jax.random.key(7))
     gradients = jax.jit(
         jax.vmap(lambda x, y: batch_gradient(model, params, x[None], y[None]))
     )(digits.inputs[:count], one_hot(digits.labels[:count], digits.classes))

@@ -38,7 +38,7 @@ def make_data(count: int = 60) -> Dataset:
 
 DATA = make_data()
 MODEL = build_model("mlp", DATA.shape, CLASSES)
-PARAMS = jax.jit(MODEL.init)(jax.random.key(1))
+PARAMS = MODEL.init(jax.random.key(1))
 
 
 def make_population(clients: int = 12) -> Population:

@@ -49,7 +49,7 @@ def setup(defense=None, model="mlp", local_steps=1, batch_size=3):
         learning_rate=RATE,
     )
     recipe = Recipe.of(net, defense or defenses.none(), setting)
-    state = initial_state(recipe, jax.jit(net.init)(jax.random.key(0)))
+    state = initial_state(recipe, net.init(jax.random.key(0)))
     return recipe, Population.of(data, held[:, :10]), KEY, state
 
 

@@ -43,7 +43,7 @@ def within(errors: Errors, rates: tuple[float, float], deviations: float = 3.5) 
 def scene():
     data = load_dataset("digits")
     model = build_model("ldp-cnn", data.shape, data.classes)
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = model.init(jax.random.key(0))
     return draw_scene(jax.random.key(1), model, params, data, CLIP)
 
 
