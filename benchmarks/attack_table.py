@@ -58,19 +58,21 @@ def main() -> None:
 
 def show(rows: dict[str, dict]) -> None:
     table = Table(title="type 2, no defense: measured (published)")
-    for column in ("attack", "data", "ASR [95 %]", "RMSE", "iterations", "labels"):
+    for column in ("attack", "data", "ASR [95 %]", "median RMSE", "iterations"):
         table.add_column(column)
+    table.add_column("labels")
     for key, row in rows.items():
         name, dataset = key.split()
-        asr, rmse, iterations = PUBLISHED.get((name, dataset), (None,) * 3)
+        asr, rmse, iterations = PUBLISHED.get((name, dataset), ("–",) * 3)
         m = row["metrics"]
+        reached = m["iterations"]["median"]  # of those that succeeded
         table.add_row(
             name,
             dataset,
             f"{m['asr']['value']:.2f} [{m['asr']['low']:.2f}, {m['asr']['high']:.2f}]"
             f" ({asr})",
-            f"{m['rmse']['median']:.2e} ({rmse})",
-            f"{m['iterations']['median']} ({iterations})",
+            f"{m['rmse']['median']:.1e} ({rmse})",
+            f"{'–' if reached is None else f'{reached:g}'} ({iterations})",
             f"{m['label_accuracy']:.2f}",
         )
     Console(width=110).print(table)
