@@ -128,7 +128,8 @@ class _Conveyor:
 
     def collect(self, everything: bool = False) -> None:
         """Takes the results of finished slots (or all of them) and empties them."""
-        if self._state is None:
+        # Ctrl-C may come when a call has taken the state and not returned it.
+        if self._state is None or self._state.status.is_deleted():
             return
         status = np.asarray(self._state.status)
         done = (self._trials >= 0) & (everything | (status != Status.RUNNING))

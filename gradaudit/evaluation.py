@@ -89,8 +89,12 @@ class Evaluator:
     def trace_of(self, victim: int) -> Trace:
         """Returns the trace of the restart that the attacker hands in."""
         trials = range(victim * self._restarts, (victim + 1) * self._restarts)
-        traces = [self.traces[t] for t in trials if t in self.traces]
+        traces = [self._trace(trial) for trial in trials]
         return min(traces, key=lambda t: min(t.objective, default=math.inf))
+
+    def _trace(self, trial: int) -> Trace:
+        """Returns what was seen; nothing if Ctrl-C came before the first look."""
+        return self.traces.get(trial, Trace())
 
     def _truth(self, victim: int) -> NDArray[np.float32]:
         return np.asarray(self._leaks.truth(np.asarray([victim])).inputs[0])
@@ -101,7 +105,7 @@ class Evaluator:
         guess, inferred = np.asarray(mine.inputs), np.asarray(mine.labels)
         error = metrics.rmse(truth, metrics.clipped(guess))
         trials = range(victim * self._restarts, (victim + 1) * self._restarts)
-        oracle = min(self.traces[t].oracle for t in trials if t in self.traces)
+        oracle = min(self._trace(trial).oracle for trial in trials)
         trace = self.trace_of(victim).rmse
         hit = next((i for i, e in enumerate(trace, 1) if e <= self._threshold), None)
         if int(mine.iterations) == 0 and hit is not None:

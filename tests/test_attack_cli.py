@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gradaudit as ga
+from gradaudit.attacks import loop
 from gradaudit.cli.app import app
 from gradaudit.data import load_dataset
 
@@ -188,3 +190,26 @@ def test_the_whole_set_may_be_victims():
     result = ga.attack(dataset=few, model="dpfl-2conv", victims=40, iterations=1)
     truth = {picture.tobytes() for picture in result.truth}
     assert truth == {digit.tobytes() for digit in few.inputs}
+
+
+@pytest.mark.parametrize(("moment", "victims"), [("advance", 4), ("collect", 8)])
+def test_ctrl_c_at_any_moment_leaves_what_there_is(moment, victims, monkeypatch):
+    """Four victims at a time, one call each; it comes in the second call."""
+    owner = loop if moment == "advance" else loop._Conveyor
+    original, calls = getattr(owner, moment), itertools.count(1)
+
+    def interrupted(*arguments, **options):
+        second = next(calls) == 2
+        if second and moment == "collect":
+            raise KeyboardInterrupt
+        result = original(*arguments, **options)
+        if second:  # the state went in and never comes out
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, moment, interrupted)
+    attack = {"method": "cpl:iterations=2", "victims": 12, "slots": 4}
+    result = ga.attack(dataset="digits", model="dpfl-2conv", **attack)
+    assert result.interrupted and len(result.scores) == victims
+    assert np.isfinite(result.inputs).all()
+    assert result.to_dict()["interrupted"]

@@ -25,7 +25,8 @@ gradaudit attack --type 0 --batch-size 3 --defense fed-sdp
 
 gradaudit attack --type 2 --defense fed-cdp:clip=4,sigma=6 --max-asr 0.05
 
-Exit codes: 0 done (gate held), 1 gate broken, 2 bad input, 3 inconclusive.
+Exit codes: 0 done (gate held), 1 gate broken, 2 bad input, 3 inconclusive,
+130 interrupted (what was done by then is written).
 """
 
 
