@@ -205,7 +205,7 @@ def _accounting(defense: Defense, dataset: str, tensors: int) -> dict[str, Any] 
 
 def _truths(leaks: Leaks, ids: Any) -> tuple[Any, Any]:
     if not len(ids):
-        raise InputError("interrupted before the first victim was attacked")
+        raise KeyboardInterrupt("interrupted before the first victim was attacked")
     private = leaks.truth(ids)
     return np.asarray(private.inputs), np.asarray(private.labels)
 

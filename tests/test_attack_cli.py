@@ -192,6 +192,17 @@ def test_the_whole_set_may_be_victims():
     assert truth == {digit.tobytes() for digit in few.inputs}
 
 
+def test_ctrl_c_before_the_first_victim_is_no_wrong_input(monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "advance", interrupted)
+    # Nothing was evaluated: what the slots hold are starts, not answers.
+    result = attack("--type", "2", *SMALL)
+    assert result.exit_code == 130
+    assert "before the first victim" in result.stderr
+
+
 @pytest.mark.parametrize(("moment", "victims"), [("advance", 4), ("collect", 8)])
 def test_ctrl_c_at_any_moment_leaves_what_there_is(moment, victims, monkeypatch):
     """Four victims at a time, one call each; it comes in the second call."""

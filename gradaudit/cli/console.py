@@ -37,8 +37,8 @@ def errors_in_words() -> Iterator[None]:
     except InputError as error:
         err.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True)
         raise typer.Exit(EXIT_BAD_INPUT) from None
-    except KeyboardInterrupt:
-        err.print("[yellow]interrupted[/]")
+    except KeyboardInterrupt as stop:
+        err.print(f"[yellow]{str(stop) or 'interrupted'}[/]")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
