@@ -382,6 +382,18 @@ def test_what_is_not_there_is_said_so(name, says):
         load_dataset(name)
 
 
+def test_an_npz_that_is_none_is_called_so(tmp_path):
+    path = tmp_path / "a.npz"
+    for content in (b"", b"hello", (DIGITS * 255).tobytes()):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="no .npz at all; numpy.savez"):
+            load_dataset(str(path))
+    with path.open("wb") as file:
+        np.save(file, DIGITS)  # one array, no archive around it
+    with pytest.raises(InputError, match="no .npz at all"):
+        load_dataset(str(path))
+
+
 def test_an_unknown_kind_lists_what_can_be_read(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("hello")

@@ -20,8 +20,7 @@ _NAMES = {
     "test": (("x_test", "y_test"),),
     "all": (("x", "y"), ("inputs", "labels"), ("features", "labels")),
 }
-# TypeError: one array without an archive around it.
-_DAMAGE = (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def accepts_npz(path: Path) -> bool:
@@ -36,6 +35,11 @@ def accepts_csv(path: Path) -> bool:
 
 def read_npz(path: Path) -> Contents:
     """Reads `x` and `y`, or `x_train`, `y_train`, `x_test`, `y_test`."""
+    require(
+        zipfile.is_zipfile(path),
+        f"{path}: field 'archive' can't be read: the file is cut short or no .npz at "
+        "all; numpy.savez(path, x=inputs, y=labels) writes one",
+    )
     try:
         # np.load leaves the file open when the archive is damaged.
         with path.open("rb") as opened, np.load(opened) as file:
