@@ -3,8 +3,8 @@
     python benchmarks/attack_memory.py [--victims 1000 10000] [--iterations 1]
 
 Each run is `gradaudit.attack` on MNIST in a process of its own, at equal slots. The bar
-is 20 %. One iteration is enough to stream everybody through (3 minutes); the kept result
-is of whole attacks, `--iterations 300` (45 minutes). Writes results/attack_memory.json.
+is 20 %. One iteration streams everybody through (3 minutes); the kept result is of
+whole attacks, `--iterations 300` (45 minutes). Writes results/attack_memory.json.
 """
 
 import argparse
