@@ -58,9 +58,15 @@ def main() -> None:
 
 def show(rows: dict[str, dict]) -> None:
     table = Table(title="type 2, no defense: measured (published)")
-    for column in ("attack", "data", "ASR [95 %]", "median RMSE", "iterations"):
+    for column in (
+        "attack",
+        "data",
+        "ASR [95 %]",
+        "median RMSE",
+        "iterations",
+        "labels",
+    ):
         table.add_column(column)
-    table.add_column("labels")
     for key, row in rows.items():
         name, dataset = key.split()
         asr, rmse, iterations = PUBLISHED.get((name, dataset), ("–",) * 3)

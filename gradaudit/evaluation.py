@@ -15,8 +15,6 @@ from gradaudit.attacks.base import Snapshot
 from gradaudit.leaks import Leaks
 from gradaudit.types import Reconstruction, Status
 
-_FRAMES = 8  # iterates that a picture shows
-
 
 def _numbers() -> "array[float]":
     """Thousands of victims leave hundreds of numbers each: 8 bytes, no objects."""
@@ -88,13 +86,15 @@ class Evaluator:
 
     def trace_of(self, victim: int) -> Trace:
         """Returns the trace of the restart that the attacker hands in."""
-        trials = range(victim * self._restarts, (victim + 1) * self._restarts)
-        traces = [self._trace(trial) for trial in trials]
-        return min(traces, key=lambda t: min(t.objective, default=math.inf))
+        return min(
+            self._traces_of(victim),
+            key=lambda trace: min(trace.objective, default=math.inf),
+        )
 
-    def _trace(self, trial: int) -> Trace:
-        """Returns what was seen; nothing if Ctrl-C came before the first look."""
-        return self.traces.get(trial, Trace())
+    def _traces_of(self, victim: int) -> list[Trace]:
+        """Returns a trace per restart; empty if Ctrl-C came before the first look."""
+        trials = range(victim * self._restarts, (victim + 1) * self._restarts)
+        return [self.traces.get(trial, Trace()) for trial in trials]
 
     def _truth(self, victim: int) -> NDArray[np.float32]:
         return np.asarray(self._leaks.truth(np.asarray([victim])).inputs[0])
@@ -104,8 +104,7 @@ class Evaluator:
         truth, labels = np.asarray(private.inputs[0]), np.asarray(private.labels[0])
         guess, inferred = np.asarray(mine.inputs), np.asarray(mine.labels)
         error = metrics.rmse(truth, metrics.clipped(guess))
-        trials = range(victim * self._restarts, (victim + 1) * self._restarts)
-        oracle = min(self._trace(trial).oracle for trial in trials)
+        oracle = min(trace.oracle for trace in self._traces_of(victim))
         trace = self.trace_of(victim).rmse
         hit = next((i for i, e in enumerate(trace, 1) if e <= self._threshold), None)
         if int(mine.iterations) == 0 and hit is not None:

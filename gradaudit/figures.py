@@ -79,9 +79,9 @@ def _film(picture: "Picture", example: int, shown: list[int]) -> list[Any]:
     """
     matched = metrics.match(picture.truth, np.nan_to_num(picture.final))[example]
     film = [picture.truth[example]]
+    white = np.ones_like(film[0])
     for iteration in shown:
         earlier = [i for i in picture.frames if i <= iteration]
-        white = np.ones_like(picture.truth[0])
         film.append(picture.frames[max(earlier)][matched] if earlier else white)
     film.append(picture.final[matched])
     return [np.clip(np.nan_to_num(image, nan=1.0), 0.0, 1.0) for image in film]

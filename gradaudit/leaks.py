@@ -71,7 +71,7 @@ class Leaks:
         self._recipe = Recipe.of(model, defense, federation)
         self._population = Population.of(dataset, list(drawn))
         self._state = self._reach(model.init(params_key), round_index)
-        self._gradients = functools.lru_cache(maxsize=4)(self._leak)
+        self._observed = functools.lru_cache(maxsize=4)(self._leak)
         self._private: dict[int, Victim] = {}  # by group
 
     def victims(self) -> Victims:
@@ -80,9 +80,9 @@ class Leaks:
 
     def observe(self, ids: NDArray[np.int64]) -> Observation:
         """Returns what leaks from these victims, stacked."""
-        gradient = _rows(ids, lambda group: self._gradients(group).gradient)
+        gradient = _rows(ids, lambda group: self._observed(group).gradient)
         return dataclasses.replace(
-            self._gradients(int(ids[-1]) // _GROUP),
+            self._observed(int(ids[-1]) // _GROUP),
             params=self._state.params,
             gradient=gradient,
             labels=self.truth(ids).labels if self._labels_known else None,
@@ -96,7 +96,7 @@ class Leaks:
     def _private_data(self, group: int) -> Victim:
         """Returns a group's private data; gradients are large and not kept."""
         if group not in self._private:
-            self._gradients(group)
+            self._observed(group)
         return self._private[group]
 
     def _leak(self, group: int) -> Observation:

@@ -43,6 +43,8 @@ def quick_jit():
 @pytest.fixture(scope="module")
 def optimized():
     """For tests of millions of draws: running them takes longer than compiling."""
-    jax.config.update("jax_disable_most_optimizations", False)
+    setting = "jax_disable_most_optimizations"
+    before = jax.config.values[setting]
+    jax.config.update(setting, False)
     yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update(setting, before)

@@ -74,7 +74,7 @@ def check_unrolled(model, steps, batch):
     assert (observation.local_steps, observation.batch_size) == (steps, batch)
 
 
-@pytest.mark.parametrize("model", ["cpl", "cnn"])  # the slow test takes them all
+@pytest.mark.parametrize("model", MODELS)
 def test_unrolled_update_is_the_clients_update(model):
     check_unrolled(model, 2, 3)
 

@@ -38,7 +38,7 @@ def model(data):
 
 @pytest.fixture(scope="module")
 def scene(data, model):
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = model.init(jax.random.key(0))
     return draw_scene(jax.random.key(3), model, params, data, 1.0)
 
 

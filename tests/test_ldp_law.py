@@ -66,7 +66,7 @@ def test_fast_sampler_equals_the_full_one_for_every_crafter(name, scene):
     assert crafted.gradients.shape == (2, 10_650)
     law = pair_law(crafted.gradients, 2.0, CLIP)
     fast = play(KEY, law, Cosine(), 200_000).errors()
-    full = play_in_full(KEY, crafted.gradients, 2.0, CLIP, Cosine(), 1_024).errors()
+    full = play_in_full(KEY, crafted.gradients, 2.0, CLIP, Cosine(), 2_048).errors()
     for one, other, trials in (
         (fast.fp, full.fp, full.first),
         (fast.fn, full.fn, full.second),

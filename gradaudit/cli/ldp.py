@@ -31,8 +31,8 @@ gradaudit ldp --mechanism fed-cdp:clip=4,sigma=6
 
 gradaudit ldp --mechanism mine.py:randomize --epsilon 1 --gate
 
-Exit codes: 0 done (gate held), 1 refuted (with --gate), 2 bad input, 3 can't tell (with
---gate).
+Exit codes: 0 done (gate held), 1 refuted (with --gate), 2 bad input,
+3 can't tell (with --gate), 130 interrupted (what was done by then is written).
 """
 _EPSILONS = "0.5,1,2,4"
 
