@@ -20,7 +20,8 @@ from gradaudit.attacks.base import (
 )
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.errors import InputError, require
-from gradaudit.types import Key, Model, Observation, PyTree, Reconstruction, Status
+from gradaudit.models.model import Model
+from gradaudit.types import Key, Observation, PyTree, Reconstruction, Status
 
 _CHUNK = 256
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from gradaudit import tree
 from gradaudit.errors import InputError, require
-from gradaudit.types import Key, Model, Observation, Reconstruction
+from gradaudit.models.model import Model
+from gradaudit.types import Key, Observation, Reconstruction
 
 
 @dataclasses.dataclass(frozen=True)

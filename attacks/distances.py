@@ -15,7 +15,10 @@ from gradaudit.errors import InputError
 from gradaudit.types import PyTree
 
 CONVOLUTIONS = ("conv",)
+
+
 DENSE = ("dense", "output")
+
 
 _TINY = 1e-20
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from gradaudit.attacks.base import examples_of
 from gradaudit.errors import InputError
-from gradaudit.types import Key, Model, Observation
+from gradaudit.models.model import Model
+from gradaudit.types import Key, Observation
 
 
 class LabelStrategy(Protocol):

@@ -27,7 +27,10 @@ from gradaudit.errors import require
 
 _CURVATURE = 1e-10  # torch keeps a pair only if y.s exceeds this
 
+
 Evaluate = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+
 Project = Callable[[jax.Array], jax.Array]
 
 

@@ -22,15 +22,15 @@ from gradaudit.attacks.base import (
     examples_of,
 )
 from gradaudit.attacks.distances import Distance, SquaredL2
-from gradaudit.attacks.inits import Initialization, Patterned
 from gradaudit.attacks.labels import Joint, LabelStrategy, LastLayer
-from gradaudit.attacks.lbfgs import LBFGS
-from gradaudit.attacks.optimizers import Optimizer, Progress
+from gradaudit.attacks.lbfgs import LBFGS, Progress
+from gradaudit.attacks.optimizers import Optimizer
 from gradaudit.attacks.priors import Prior
+from gradaudit.attacks.starts import Initialization, Patterned
 from gradaudit.errors import require
-from gradaudit.kernels import one_hot
-from gradaudit.types import Key, Model, Observation, PyTree, Reconstruction
-from gradaudit.unrolled import unrolled_update
+from gradaudit.models.gradients import one_hot, unrolled_update
+from gradaudit.models.model import Model
+from gradaudit.types import Key, Observation, PyTree, Reconstruction
 
 ValueAndGradient = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
@@ -94,7 +94,7 @@ class Matching:
         watcher: Watcher | None = None,
     ) -> Reconstruction:
         """Returns what the attacker hands in for each victim, stacked."""
-        from gradaudit.attacks.loop import reconstruct_all  # it knows this file
+        from gradaudit.attacks.search import reconstruct_all
 
         return reconstruct_all(key, model, self, victims, slots, watcher)
 

@@ -12,10 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from gradaudit.attacks.base import Best
-from gradaudit.attacks.lbfgs import LBFGS, Evaluate, Progress, Project
+from gradaudit.attacks.lbfgs import Evaluate, Progress, Project
 from gradaudit.errors import require
-
-__all__ = ["LBFGS", "Adam", "Evaluate", "LineSearchLBFGS", "Optimizer", "Progress"]
 
 
 class Optimizer(Protocol):

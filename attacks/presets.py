@@ -5,18 +5,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from gradaudit.arguments import call_with_text
 from gradaudit.attacks.analytic import Analytic
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.distances import CONVOLUTIONS, DENSE, Cosine, SquaredL2
-from gradaudit.attacks.inits import (
-    Colour,
-    Constant,
-    Initialization,
-    Normal,
-    Patterned,
-    Uniform,
-)
 from gradaudit.attacks.labels import (
     Counts,
     FromBias,
@@ -29,13 +20,24 @@ from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam
 from gradaudit.attacks.priors import TotalVariation
+from gradaudit.attacks.starts import (
+    Colour,
+    Constant,
+    Initialization,
+    Normal,
+    Patterned,
+    Uniform,
+)
 from gradaudit.errors import unknown_name
+from gradaudit.text import call_with_text
 
 _LAYERS: dict[str, tuple[str, ...]] = {
     "all": (),
     "conv": CONVOLUTIONS,
     "dense": DENSE,
 }
+
+
 _LABELS: dict[str, LabelStrategy] = {
     "known": Known(),
     "last-layer": LastLayer(),
@@ -43,6 +45,8 @@ _LABELS: dict[str, LabelStrategy] = {
     "counts": Counts(),
     "joint": Joint(),
 }
+
+
 _INITS: dict[str, Initialization] = {
     "patterned": Patterned(2),
     "patterned-quarter": Patterned(4),
@@ -54,6 +58,8 @@ _INITS: dict[str, Initialization] = {
     "white": Constant(1.0),
     "colour": Colour(),
 }
+
+
 # L-BFGS reaches a squared residual of about 1e-10 of the signal in float32.
 _EXACT = Stop(iterations=300, objective=1e-10)
 
@@ -153,6 +159,8 @@ class Preset:
 
 
 _MODEL = "model, parameters, gradient"
+
+
 _TABLE = (
     Preset("cpl", cpl, "Wei et al. 2020 (CPL)", f"{_MODEL}, batch size"),
     Preset("dlg", dlg, "Zhu et al. 2019 (DLG)", f"{_MODEL}, batch size"),
@@ -170,6 +178,8 @@ _TABLE = (
         "parameters' names, gradient of one example",
     ),
 )
+
+
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _TABLE}
 
 

@@ -18,7 +18,7 @@ _CALL = """
 import time
 start = time.perf_counter()
 import numpy as np
-from gradaudit.accounting import account, gaussian
+from gradaudit.privacy import account, gaussian
 answer = account(gaussian({sigma}, 0.01, 10_000), 1e-5)
 seconds = time.perf_counter() - start
 import json

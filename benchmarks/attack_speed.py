@@ -24,15 +24,16 @@ import jax
 import numpy as np
 import torch_reference
 
-from gradaudit import environment
-from gradaudit.attacks import loop
+from gradaudit import machine
+from gradaudit.attacks import search
 from gradaudit.attacks.base import Best, Victims
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Matching, Stop, first_position, objective
 from gradaudit.data import load_dataset
-from gradaudit.kernels import one_hot, per_example_gradients
-from gradaudit.models import build_model, for_shared_weights
-from gradaudit.types import Model, Observation, PyTree
+from gradaudit.models.gradients import one_hot, per_example_gradients
+from gradaudit.models.model import Model
+from gradaudit.models.networks import build_model, for_shared_weights
+from gradaudit.types import Observation, PyTree
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "attack_speed.json"
 VICTIMS, OUTER, UPDATES = 100, 15, 20
@@ -109,7 +110,7 @@ def measure_ours(problem: Problem, slots: int | None, repeats: int) -> dict[str,
         "cpu_seconds": min(run[1] for run in runs[1:]),
         "compile_seconds": runs[0][0] - seconds,
         "median_rmse": float(np.median(rmse)),
-        "slots": slots or loop.default_slots(problem.model, ATTACK, 1),
+        "slots": slots or search.default_slots(problem.model, ATTACK, 1),
         "devices": len(jax.local_devices()),
     }
 
@@ -162,7 +163,7 @@ def profile(problem: Problem, slots: int | None, repeats: int = 10) -> dict[str,
     The parts run alone inside a scan of one attack iteration at the engine's number of
     slots; the rest (snapshots, stop rules, host) is what the whole run takes beyond.
     """
-    count = slots or loop.default_slots(problem.model, ATTACK, 1)
+    count = slots or search.default_slots(problem.model, ATTACK, 1)
     model = for_shared_weights(problem.model)
     optimizer = LBFGS(updates=UPDATES)
     device = jax.local_devices()[0]
@@ -225,7 +226,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, help="victims per device at a time")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    environment.configure()
+    machine.configure()
     problem = Problem.draw(VICTIMS)
     if options.profile:
         parts = profile(problem, options.slots)
@@ -238,7 +239,7 @@ def main() -> None:
     print(f"ours: {describe(ours)}; compiling took {ours['compile_seconds']:.1f} s")
     if options.ours:
         return
-    cores = environment.describe()["cores"]
+    cores = machine.describe()["cores"]
     settings = [(1, 1), (1, cores), (cores, 1)]  # threads, processes
     reference = [measure_torch(problem, *setting) for setting in settings]
     for entry in reference:
@@ -269,7 +270,7 @@ def write(ours: dict[str, Any], reference: list[dict[str, Any]]) -> None:
     single = rate / best([entry for entry in done if entry["processes"] == 1])
     any_setting = rate / best(done)
     print(f"ratio: {single:.1f}x the best single process, {any_setting:.1f}x the best")
-    versions = environment.describe()
+    versions = machine.describe()
     versions["packages"]["torch"] = torch_reference.import_torch().__version__
     result = {
         "ours": ours,

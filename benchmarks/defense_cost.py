@@ -18,12 +18,14 @@ from cells import RESULTS
 from rich.console import Console
 from rich.table import Table
 
-from gradaudit import defenses, environment
-from gradaudit.config import Federation
+from gradaudit import defenses, machine
 from gradaudit.data import Shards, load_dataset
 from gradaudit.defenses.base import run
-from gradaudit.federation import Population, Recipe, initial_state, run_round
-from gradaudit.models import build_model
+from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Recipe, initial_state
+from gradaudit.federation.round import run_round
+from gradaudit.federation.setting import Federation
+from gradaudit.models.networks import build_model
 
 CLIENTS, STEPS, REPEATS = 100, 20, 6
 # ms per local iteration of a client: Wei et al. 2023, section 7 (MNIST, GPU)
@@ -37,12 +39,12 @@ def main() -> None:
     parser.add_argument("--chunks", default="5,10")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     options = parser.parse_args()
-    environment.configure()
+    machine.configure()
     names = options.defenses.split(",")
     chunks = [int(chunk) for chunk in options.chunks.split(",")]
     costs = rounds(names, chunks, options.repeats)
     table = Table("defense", "chunk", "ms", "x none", "published")
-    report = {"environment": environment.describe(), "cells": []}
+    report = {"environment": machine.describe(), "cells": []}
     for (name, chunk), cost in costs.items():
         ratio = cost / costs["none", chunk]
         report["cells"].append(

@@ -18,8 +18,8 @@ import tempfile
 from rich.console import Console
 from rich.table import Table
 
-from gradaudit import environment
-from gradaudit.training import CHECKPOINT, default_federation, train
+from gradaudit import machine
+from gradaudit.audit.train import CHECKPOINT, default_federation, train
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "federated_accuracy.json"
 
@@ -68,7 +68,7 @@ def entry(name: str, runs: list) -> dict[str, object]:
         "mean_accuracy": statistics.fmean(finals),
         "curve": [[record.accuracy for record in run.history] for run in runs],
         "milliseconds_per_client_and_iteration": [run.milliseconds for run in runs],
-        "environment": environment.describe(),
+        "environment": machine.describe(),
     }
 
 

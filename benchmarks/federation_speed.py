@@ -28,15 +28,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gradaudit import defenses, environment
-from gradaudit.config import Federation
-from gradaudit.convolution import Path
+from gradaudit import defenses, machine
 from gradaudit.data import Shards, load_dataset
-from gradaudit.federation import Population, Recipe, initial_state, run_round
 from gradaudit.federation.client import train_client
-from gradaudit.federation.keys import client_key
-from gradaudit.federation.server import aggregate, weighted_sum
-from gradaudit.models import build_model
+from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Recipe, client_key, initial_state
+from gradaudit.federation.round import aggregate, run_round, weighted_sum
+from gradaudit.federation.setting import Federation
+from gradaudit.models.convolution import Path
+from gradaudit.models.networks import build_model
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "federation_speed.json"
 DEFENSES = {"none": defenses.none(), "fed-cdp": defenses.fed_cdp()}
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    environment.configure()
+    machine.configure()
     if asked.one is not None:
         kind, defense, number = asked.one
         value = (
@@ -140,7 +140,7 @@ def main() -> None:
         print(value)
         return
     report = {
-        "environment": environment.describe(),
+        "environment": machine.describe(),
         "load_average_before": os.getloadavg(),  # a busy machine disturbs the figures
         "milliseconds_per_client_and_iteration": speeds(),
     }

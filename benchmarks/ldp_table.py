@@ -24,13 +24,13 @@ import jax
 
 from gradaudit import __version__
 from gradaudit.data import load_dataset
-from gradaudit.ldp.adversaries import ADVERSARIES
-from gradaudit.ldp.audit import audit
-from gradaudit.ldp.cells import Cell
-from gradaudit.ldp.config import Box, LdpConfig
-from gradaudit.ldp.server import Server
-from gradaudit.ldp.sweep import norm_sweep
-from gradaudit.models import build_model
+from gradaudit.distinguish.adversaries import LdpConfig
+from gradaudit.distinguish.blackbox import Server
+from gradaudit.distinguish.cells import Cell
+from gradaudit.distinguish.crafters import ADVERSARIES
+from gradaudit.distinguish.game import Box
+from gradaudit.distinguish.ldp_sgd import audit, norm_sweep
+from gradaudit.models.networks import build_model
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "ldp_table.json"
 DATASETS = ("mnist", "fashion-mnist", "cifar10")

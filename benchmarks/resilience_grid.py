@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gradaudit as ga
-from gradaudit.capability import transforms_seen
+from gradaudit.audit.threat import transforms_seen
 from gradaudit.types import Leakage
 
 BATCH = {"lfw-patches": 3, "mnist": 5}

@@ -23,14 +23,15 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from gradaudit import environment, parallel
-from gradaudit.attacks.loop import default_slots
+from gradaudit import machine
 from gradaudit.attacks.matching import Matching, objective
-from gradaudit.convolution import Path
+from gradaudit.attacks.search import default_slots
 from gradaudit.data import Dataset, load_dataset
-from gradaudit.kernels import batch_gradient, one_hot, per_example_gradients
-from gradaudit.models import build_model
-from gradaudit.types import Model, Observation, PyTree
+from gradaudit.models.convolution import Path
+from gradaudit.models.gradients import batch_gradient, one_hot, per_example_gradients
+from gradaudit.models.model import Model
+from gradaudit.models.networks import build_model
+from gradaudit.types import Observation, PyTree
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "speed.json"
 PATHS = (Path.NATIVE, Path.PATCHES, Path.SHARED)
@@ -118,10 +119,10 @@ def chunk(kernel: Kernel, model: Model, work: Work) -> Callable[[], Any]:
 
 def engine(kernel: Kernel, model: Model, work: Work) -> Callable[[], Any]:
     """Returns the scan on every device, each with examples of its own."""
-    program = jax.jit(parallel.over_units(in_scan(kernel, model), shared=1))
+    program = jax.jit(machine.over_units(in_scan(kernel, model), shared=1))
     arguments = (
-        parallel.place(work.params, shared=True),
-        *parallel.place((work.inputs, work.labels, work.gradients)),
+        machine.place(work.params, shared=True),
+        *machine.place((work.inputs, work.labels, work.gradients)),
     )
     return lambda: program(*arguments)
 
@@ -170,7 +171,7 @@ def measure(
         for path in PATHS
     }
     model = models[Path.PATCHES]
-    slots, devices = default_slots(model, Matching(), 1), parallel.device_count()
+    slots, devices = default_slots(model, Matching(), 1), machine.device_count()
     work = make_work(model, dataset, max(examples, slots * devices))
     arrangements = {
         f"at once ({examples})": (at_once, examples, examples),
@@ -250,7 +251,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
     arguments = parser.parse_args()
-    environment.configure()
+    machine.configure()
     tables = measure(
         arguments.model, arguments.dataset, arguments.examples, arguments.rounds
     )
@@ -262,7 +263,7 @@ def main() -> None:
             "rounds": arguments.rounds,
         },
         # A busy machine: read the ratios, not the milliseconds.
-        "environment": environment.describe() | {"load_average": os.getloadavg()[0]},
+        "environment": machine.describe() | {"load_average": os.getloadavg()[0]},
         "milliseconds_per_example": tables,
         "ratios": {
             title: {name: round(value, 2) for name, value in ratios(table).items()}

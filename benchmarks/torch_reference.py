@@ -56,9 +56,9 @@ def draw_problem(victims: int, seed: int) -> Arrays:
     """Returns the first MNIST test images, fresh weights and patterned starts."""
     import jax
 
-    from gradaudit.attacks.inits import Patterned
+    from gradaudit.attacks.starts import Patterned
     from gradaudit.data import load_dataset
-    from gradaudit.models import build_model
+    from gradaudit.models.networks import build_model
 
     dataset = load_dataset("mnist")
     params_key, starts_key = jax.random.split(jax.random.key(seed))

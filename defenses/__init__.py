@@ -6,24 +6,30 @@ if __name__ != "gradaudit.defenses":
         "write `import gradaudit.defenses`, not `import defenses`"
     )
 
-from gradaudit.defenses.base import Defense, FromFunction, Transform, init_states, run
+from gradaudit.defenses.base import (
+    Defense,
+    FromFunction,
+    Transform,
+    check_finite,
+    init_states,
+    run,
+)
 from gradaudit.defenses.claims import compose, defend
-from gradaudit.defenses.finite import check_finite
-from gradaudit.defenses.fused import mean_of_units
-from gradaudit.defenses.layerwise import pogz
+from gradaudit.defenses.clipping import Norm, Scope
+from gradaudit.defenses.fast_mean import mean_of_units
+from gradaudit.defenses.layers import pogz
 from gradaudit.defenses.local import randomize
 from gradaudit.defenses.noise import NoiseAt
-from gradaudit.defenses.norms import Norm, Scope
 from gradaudit.defenses.parsing import parse
-from gradaudit.defenses.presets_dynamic import (
+from gradaudit.defenses.presets import (
+    PRESETS,
+    Preset,
     dp_baseline,
     dp_dyn,
     dp_dyns,
     dp_dyns_cdecay,
     dp_dyns_l2max,
     dp_dynsigma,
-)
-from gradaudit.defenses.presets_federated import (
     fed_alpha_cdp,
     fed_alpha_cdp_sigma,
     fed_cdp,
@@ -45,7 +51,6 @@ from gradaudit.defenses.presets_others import (
     prune,
     quantile_clip,
 )
-from gradaudit.defenses.registry import PRESETS, Preset
 
 __all__ = [
     "PRESETS",

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit.defenses.base import State
-from gradaudit.defenses.norms import unit_norms
+from gradaudit.defenses.clipping import unit_norms
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import require
 from gradaudit.mechanism import Mechanism, NoiseKind, Point

@@ -1,23 +1,189 @@
-"""Noise: what hides the unit that the clip has bounded."""
+"""Why a noise scale may not be the guarantee that it is accounted as, in sentences."""
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradaudit.defenses.base import State
-from gradaudit.defenses.caveats import caveats, unbounded
-from gradaudit.defenses.clipping import Clip
-from gradaudit.defenses.draws import draw_like, standard_normal
-from gradaudit.defenses.norms import Scope, unit_norms, weighted_means
-from gradaudit.defenses.schedules import Constant, Schedule
-from gradaudit.defenses.sensitivity import FixedSensitivity, Sensitivity
-from gradaudit.factored import Units
+from gradaudit.defenses.clipping import (
+    Clip,
+    FixedSensitivity,
+    LargestNorm,
+    Scope,
+    Sensitivity,
+    unit_norms,
+    weighted_means,
+)
+from gradaudit.defenses.schedules import Constant, Schedule, as_schedule
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
+from gradaudit.models.gradients import Units
 from gradaudit.types import Key, PyTree
+
+NOT_CLIPPED = (
+    "Nothing bounds what one unit can change, so the noise has no sensitivity and "
+    "there is no differential privacy guarantee."
+)
+
+
+DATA_DEPENDENT = (
+    "The noise scale is the largest norm in the private batch (l2-max): it depends on "
+    "the data that it should hide, so the Gaussian mechanism's guarantee does not hold."
+)
+
+
+PER_TENSOR = (
+    "Each of the M tensors is clipped to C on its own, so one unit can change the "
+    "release by C * sqrt(M) jointly; the claim counts C."
+)
+
+
+ON_BATCH = (
+    "One draw hides the batch sum; an adversary who reads single examples (type 2) is "
+    "not covered by the claim."
+)
+
+
+UNTIED = (
+    "The noise is scaled to {sensitivity:.6g} while the clip allows {clip:.6g}: the "
+    "noise multiplier that holds is smaller than the one that is claimed."
+)
+
+
+WRONG_NORM = (
+    "The clip bounds the L{clip} norm and the noise is calibrated for L{noise}."
+)
+
+
+def unbounded(t: int) -> None:
+    """Returns None, the clip of a mechanism where nothing bounds a unit."""
+
+
+def caveats(
+    clip: Clip | None, sensitivity: Sensitivity, noise_norm: int, on_batch: bool
+) -> tuple[str, ...]:
+    """Returns the sentences that apply to noise of this sensitivity after this clip."""
+    if clip is None:
+        return (NOT_CLIPPED,)
+    found = []
+    if sensitivity.data_dependent:
+        found.append(DATA_DEPENDENT)
+    if clip.scope is Scope.TENSOR:
+        found.append(PER_TENSOR)
+    if on_batch:
+        found.append(ON_BATCH)
+    claimed, allowed = sensitivity.bound(0), clip.bound(0)
+    if claimed < allowed * (1 - 1e-9):
+        found.append(UNTIED.format(sensitivity=claimed, clip=allowed))
+    if clip.norm.value > noise_norm:
+        found.append(WRONG_NORM.format(clip=clip.norm.value, noise=noise_norm))
+    return tuple(found)
+
+
+Sampler = Callable[[Key, tuple[int, ...]], jax.Array]
+
+
+_PARITY = np.uint32(0x1BD11BDA)
+
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+_ONE = np.float32(1.0).view(np.uint32)
+
+
+# Giles 2010, Approximating the erfinv function, single precision: centre, tails.
+_GILES = (
+    (2.81022636e-08, -0.000200214257),
+    (3.43273939e-07, 0.000100950558),
+    (-3.5233877e-06, 0.00134934322),
+    (-4.39150654e-06, -0.00367342844),
+    (0.00021858087, 0.00573950773),
+    (-0.00125372503, -0.0076224613),
+    (-0.00417768164, 0.00943887047),
+    (0.246640727, 1.00167406),
+    (1.50140941, 2.83297682),
+)
+
+
+_ABOVE_MINUS_ONE = np.nextafter(np.float32(-1), np.float32(0))
+
+
+def standard_normal(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    """Returns independent N(0, 1) numbers, float32; equal keys give equal bytes.
+
+    `jax.random.normal` hashes one counter per number and keeps half of the hash, so
+    that the draw can be cut over devices, and its hash is a loop on CPU. Training
+    draws whole trees on one device: both halves kept and the loop unrolled into one
+    fused pass is several times faster.
+    """
+    if str(jax.random.key_impl(key)) != "threefry2x32":
+        return jax.random.normal(key, shape)
+    count = int(np.prod(shape))
+    half = -(-count // 2)
+    first = jax.lax.iota(jnp.uint32, half)
+    halves = threefry(jax.random.key_data(key), first, first + np.uint32(half))
+    # Joined before they are used, or every use would hash the counters again.
+    return _normal_from(jnp.concatenate(halves))[:count].reshape(shape)
+
+
+def threefry(
+    key: jax.Array, left: jax.Array, right: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the hash of pairs of counters: threefry 2x32, 20 rounds, unrolled.
+
+    The same function as `jax.extend.random.threefry_2x32`.
+    """
+    keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
+    left, right = left + keys[0], right + keys[1]
+    for group in range(5):
+        for distance in _ROTATIONS[group % 2]:
+            left = left + right
+            right = (right << np.uint32(distance)) | (right >> np.uint32(32 - distance))
+            right = left ^ right
+        left = left + keys[(group + 1) % 3]
+        right = right + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return left, right
+
+
+def _normal_from(bits: jax.Array) -> jax.Array:
+    """Returns sqrt(2) erfinv(u) for u uniform in (-1, 1), in one pass.
+
+    Giles's polynomials, as `jax.lax.erf_inv` has them, but log(1 - u^2) by one log:
+    log1p would only sharpen it where the result no longer depends on it.
+    """
+    # 23 random bits as the mantissa of a number in [1, 2), then U[-1, 1).
+    mantissa = jax.lax.shift_right_logical(bits, jnp.uint32(9)) | _ONE
+    unit = 2 * jax.lax.bitcast_convert_type(mantissa, jnp.float32) - 3
+    unit = jnp.maximum(unit, _ABOVE_MINUS_ONE)
+    w = -jnp.log((1 - unit) * (1 + unit))
+    central = w < 5
+    x = jnp.where(central, w - 2.5, jnp.sqrt(w) - 3)
+    total = jnp.zeros_like(x)
+    for inner, outer in _GILES:
+        total = total * x + jnp.where(central, np.float32(inner), np.float32(outer))
+    return np.float32(2**0.5) * total * unit
+
+
+def draw_like(
+    key: Key, leaves: Sequence[Units], sampler: Sampler, units: int | None = None
+) -> list[jax.Array]:
+    """Returns standard noise in the shapes of one unit of the leaves (units, ...).
+
+    With `units` there is a leading axis of that many independent draws.
+    """
+    sizes = [int(np.prod(leaf.shape[1:])) for leaf in leaves]
+    lead = () if units is None else (units,)
+    flat = sampler(key, (*lead, sum(sizes)))
+    parts = jnp.split(flat, np.cumsum(sizes)[:-1], axis=-1)
+    return [
+        part.reshape(lead + leaf.shape[1:])
+        for part, leaf in zip(parts, leaves, strict=True)
+    ]
 
 
 class NoiseAt(enum.Enum):
@@ -177,3 +343,30 @@ def plain_gaussian(std: float) -> GaussianNoise:
 def plain_laplace(scale: float) -> LaplaceNoise:
     """Returns noise of this scale b (std sqrt(2) * b) that is tied to no clip."""
     return LaplaceNoise(Constant(1.0), FixedSensitivity(Constant(scale)))
+
+
+NO_CLIP = 1e30  # a bound that no gradient reaches
+
+
+OFF = {"clip": NO_CLIP, "sigma": 0.0}
+
+
+def sanitize(
+    clip: float | Schedule,
+    sigma: float | Schedule,
+    *,
+    l2_max: bool = False,
+    noise_at: NoiseAt = NoiseAt.UNIT,
+    scope: Scope = Scope.TENSOR,
+) -> tuple[Clip, GaussianNoise]:
+    """Returns a clip and the Gaussian noise that is tied to it.
+
+    The noise has std sigma * S, where S is the clip's own bound or, with `l2_max`, the
+    largest norm of the batch after the clip.
+    """
+    bound = as_schedule("clip", clip)
+    multiplier = as_schedule("sigma", sigma, zero=True)
+    sensitivity: Sensitivity = FixedSensitivity(bound)
+    if l2_max:
+        sensitivity = LargestNorm(bound)
+    return Clip(bound, scope), GaussianNoise(multiplier, sensitivity, noise_at)

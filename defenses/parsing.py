@@ -16,12 +16,12 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from gradaudit.arguments import call_with_text, read_number, read_scalar, read_word
 from gradaudit.defenses.base import Defense
 from gradaudit.defenses.claims import compose, defend
-from gradaudit.defenses.registry import PRESETS
+from gradaudit.defenses.presets import PRESETS
 from gradaudit.defenses.schedules import Schedule, Table, decay
 from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.text import call_with_text, read_number, read_scalar, read_word
 
 
 def parse(text: str) -> Defense:

@@ -1,25 +1,34 @@
 """Named defenses beside DP-SGD: compression, plain noise, adaptive, local."""
 
-from gradaudit.defenses.adaclip import AdaClip
+from gradaudit.defenses.adaptive import AdaClip, QuantileClip
 from gradaudit.defenses.base import Defense, Transform
 from gradaudit.defenses.claims import defend
-from gradaudit.defenses.clipping import Clip
-from gradaudit.defenses.compression import Prune
-from gradaudit.defenses.layers import DenseLayers, NamedLayers, OnLayers, Selection
-from gradaudit.defenses.layerwise import Importance, LayerwiseLaplace
+from gradaudit.defenses.clipping import Clip, FixedSensitivity, Norm, Scope
+from gradaudit.defenses.compression import Prune, RandomSelection, SharedNoise
+from gradaudit.defenses.layers import (
+    DenseLayers,
+    Importance,
+    LayerwiseLaplace,
+    NamedLayers,
+    OnLayers,
+    Selection,
+)
 from gradaudit.defenses.local import Debias, LdpRandomizer
-from gradaudit.defenses.noise import LaplaceNoise, plain_gaussian, plain_laplace
-from gradaudit.defenses.norms import Norm, Scope
-from gradaudit.defenses.quantile import QuantileClip
-from gradaudit.defenses.registry import preset
-from gradaudit.defenses.sanitize import NO_CLIP, OFF
+from gradaudit.defenses.noise import (
+    NO_CLIP,
+    OFF,
+    LaplaceNoise,
+    plain_gaussian,
+    plain_laplace,
+)
+from gradaudit.defenses.presets import preset
 from gradaudit.defenses.schedules import as_schedule
-from gradaudit.defenses.selection import RandomSelection, SharedNoise
-from gradaudit.defenses.sensitivity import FixedSensitivity
 from gradaudit.errors import require
 from gradaudit.mechanism import Point
 
 FED_ALPHA_CDP = "Wei et al. 2023 (Fed-alphaCDP)"
+
+
 DPFL = "Zhu et al. 2021 (DPFL)"
 
 

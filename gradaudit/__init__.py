@@ -13,21 +13,21 @@ from gradaudit._version import __version__
 _EXPORTS = {
     "Dataset": "gradaudit.data",
     "InputError": "gradaudit.errors",
-    "attack": "gradaudit.attacking",
-    "epsilon": "gradaudit.accounting",
-    "ldp_audit": "gradaudit.ldp",
+    "attack": "gradaudit.audit.attack",
+    "epsilon": "gradaudit.privacy",
+    "ldp_audit": "gradaudit.distinguish",
     "load_dataset": "gradaudit.data",
-    "train": "gradaudit.training",
+    "train": "gradaudit.audit.train",
 }
 _MODULES = {
     "attacks",
     "defenses",
     "models",
-    "accounting",
+    "distinguish",
     "data",
     "errors",
     "federation",
-    "ldp",
+    "privacy",
 }
 
 __all__ = ["__version__", *sorted(_EXPORTS), *sorted(_MODULES)]

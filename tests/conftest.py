@@ -15,11 +15,11 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 import jax
 import pytest
 
-from gradaudit import environment
+from gradaudit import machine
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    environment.configure()
+    machine.configure()
     # Two processes may meet at one entry of the cache; both then compile.
     config.addinivalue_line(
         "filterwarnings",

@@ -9,32 +9,32 @@ import sys
 import jax
 import pytest
 
-from gradaudit import environment
+from gradaudit import machine
 from gradaudit._version import __version__
 
 
 @pytest.mark.parametrize("word", ["off", "OFF", "0", "no"])
 def test_the_cache_can_be_switched_off(monkeypatch, word):
-    monkeypatch.setenv(environment.CACHE_VARIABLE, word)
-    assert environment.cache_folder() is None
+    monkeypatch.setenv(machine.CACHE_VARIABLE, word)
+    assert machine.cache_folder() is None
 
 
 def test_the_cache_can_be_moved(monkeypatch, tmp_path):
-    monkeypatch.setenv(environment.CACHE_VARIABLE, str(tmp_path))
-    assert environment.cache_folder() == tmp_path / "xla"
+    monkeypatch.setenv(machine.CACHE_VARIABLE, str(tmp_path))
+    assert machine.cache_folder() == tmp_path / "xla"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG folders")
 def test_the_cache_is_the_users_by_default(monkeypatch, tmp_path):
-    monkeypatch.delenv(environment.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv(machine.CACHE_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert environment.cache_folder() == tmp_path / "gradaudit" / "xla"
+    assert machine.cache_folder() == tmp_path / "gradaudit" / "xla"
 
 
 PROGRAM = """
 import json, pathlib, sys
 from gradaudit import environment
-environment.configure()
+machine.configure()
 import jax, jax.numpy as jnp
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((3, 3))).block_until_ready()
@@ -88,12 +88,12 @@ def test_what_the_user_set_for_jax_wins(tmp_path):
 
 def test_configuring_late_keeps_the_callers_devices():
     devices = jax.local_devices()
-    environment.configure()
+    machine.configure()
     assert jax.local_devices() == devices
 
 
 def test_a_result_can_say_where_it_was_made():
-    said = environment.describe()
+    said = machine.describe()
     assert said["gradaudit"] == __version__
     assert said["backend"] == jax.default_backend()
     assert len(said["devices"]) == jax.local_device_count()

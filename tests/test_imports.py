@@ -13,17 +13,16 @@ import pytest
 # Each line may import the lines above it and itself inside its own folder, nothing
 # else. A new module of `gradaudit` gets its place here.
 LAYERS = (
-    ("_version", "errors", "mechanism", "types"),
-    ("arguments", "config", "convolution", "environment", "parallel", "tree"),
-    ("factored", "kernels"),
-    ("data", "metrics", "models", "unrolled"),
-    ("attacks", "defenses", "standardized"),
-    ("accounting", "ldp"),
+    ("_version", "errors"),
+    ("files", "mechanism", "types"),
+    ("machine", "spec", "text", "tree"),
+    ("models", "data"),
+    ("attacks", "defenses"),
     ("federation",),
-    ("capability", "leaks", "training_result"),
-    ("evaluation", "figures", "tables"),
-    ("result",),
-    ("attacking", "training"),
+    ("privacy",),
+    ("report",),
+    ("distinguish",),
+    ("audit",),
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -35,7 +34,7 @@ def modules(root: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     """Returns the files of every module or folder directly inside gradaudit."""
     found: dict[str, list[pathlib.Path]] = {}
     for entry in sorted((root / "gradaudit").iterdir()):
-        files = sorted(entry.glob("*.py")) if entry.is_dir() else [entry]
+        files = sorted(entry.rglob("*.py")) if entry.is_dir() else [entry]
         python = [file for file in files if file.suffix == ".py"]
         if python:
             found[entry.stem] = python
@@ -99,7 +98,7 @@ def test_an_attacker_knows_neither_the_defense_nor_the_victim(root):
 @pytest.mark.parametrize("folder", ["attacks", "defenses"])
 def test_nobody_imports_the_folders_by_their_plain_name(root, folder):
     every = [file for files in modules(root).values() for file in files]
-    for file in every + sorted((root / "tests").glob("*.py")):
+    for file in every + sorted((root / "tests").rglob("*.py")):
         plain = {name for name in imported(file) if name.split(".")[0] == folder}
         assert not plain, file
 

@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradaudit.cli import account_tables as tables
 from gradaudit.cli.console import err, errors_in_words, print_json
 from gradaudit.errors import InputError, require
+from gradaudit.report import tables as tables
 
 if TYPE_CHECKING:
-    from gradaudit.accounting import Account, Events, Privacy
-    from gradaudit.config import Federation
+    from gradaudit.federation.setting import Federation
+    from gradaudit.privacy import Account, Events, Privacy
+
 
 EPILOG = """\
 Examples:
@@ -24,6 +25,7 @@ gradaudit account --calibrate --target-epsilon 1 --q 0.01 --steps 10000
 
 gradaudit account --defense fed-cdp:clip=4,sigma=6 --dataset mnist
 """
+
 
 _NOISE, _DEFENSE, _INVERSE = "The noise itself", "From a defense", "The other way round"
 
@@ -188,15 +190,15 @@ def _answer(
     plot: str | None,
     as_json: bool,
 ) -> None:
-    from gradaudit import accounting
-    from gradaudit.accounting import serial
+    from gradaudit import privacy as accounting
+    from gradaudit.privacy import statement
 
     if privacy is not None:
         answers: Account | None = privacy.claimed
-        plain = serial.privacy_as_plain(privacy)
+        plain = statement.privacy_as_plain(privacy)
     else:
         answers = accounting.account(_finite(events), delta, convention=convention)
-        plain = serial.account_as_plain(answers) | {"guarantee": None}
+        plain = statement.account_as_plain(answers) | {"guarantee": None}
     stops = {}
     if target is not None:
         stops = {
@@ -208,7 +210,7 @@ def _answer(
         plain["target_epsilon"] = target
         plain["exhausted_at"] = {name: stop.step for name, stop in stops.items()}
     if plot is not None:
-        from gradaudit.accounting.plot import plot_over_steps
+        from gradaudit.report.figures import plot_over_steps
 
         plot_over_steps(plot, _finite(events), delta, convention, target)
         err.print(f"wrote {plot}")
@@ -230,7 +232,7 @@ def _finite(events: "Events | None") -> "Events":
 def _calibrate(
     target: float | None, q: float | None, steps: int | None, delta: float, plain: bool
 ) -> None:
-    from gradaudit import accounting
+    from gradaudit import privacy as accounting
 
     if target is None or q is None or steps is None:
         raise InputError("--calibrate needs --target-epsilon, --q and --steps")
@@ -263,7 +265,7 @@ def _events(
     noise_std: float | None,
     trace: str | None,
 ) -> "Events":
-    from gradaudit import accounting
+    from gradaudit import privacy as accounting
 
     if q is None:
         raise InputError("say the sampling rate with --q, or give a --defense")
@@ -315,7 +317,7 @@ def _numbers(path: str) -> tuple[float, ...]:
 
 
 def _reached(log: str | None, accuracy: float | None) -> int | None:
-    from gradaudit.accounting.inverse import first_reaching, read_log
+    from gradaudit.privacy.calibrate import first_reaching, read_log
 
     if log is None and accuracy is None:
         return None
@@ -327,7 +329,7 @@ def _reached(log: str | None, accuracy: float | None) -> int | None:
 def _federation(dataset: str, changes: dict[str, Any]) -> "Federation":
     import dataclasses
 
-    from gradaudit.accounting.settings import paper_federation
+    from gradaudit.federation.setting import paper_federation
 
     given = {name: value for name, value in changes.items() if value is not None}
     return dataclasses.replace(paper_federation(dataset), **given)
@@ -341,7 +343,7 @@ def _privacy(
     sampling: str,
     convention: str,
 ) -> "Privacy":
-    from gradaudit import accounting
+    from gradaudit import privacy as accounting
     from gradaudit.defenses.parsing import parse
     from gradaudit.errors import unknown_name
 

@@ -20,11 +20,23 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
 app.command("attack", epilog=attack.EPILOG)(attack.attack)
+
+
 app.command("train", epilog=train.EPILOG)(train.train)
+
+
 app.command("list", epilog="Example: gradaudit list defenses")(listing.list_everything)
+
+
 app.add_typer(data.app, name="data")
+
+
 app.command("account", epilog=account.EPILOG)(account.account)
+
+
 app.command("ldp", epilog=ldp.EPILOG)(ldp.ldp)
 
 

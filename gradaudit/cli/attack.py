@@ -116,7 +116,7 @@ def attack(
                     task, completed=finished, total=total, description="attacking"
                 )
 
-            from gradaudit.attacking import attack as run
+            from gradaudit.audit.attack import attack as run
 
             result = run(
                 type=type_,
@@ -140,7 +140,7 @@ def attack(
         if as_json:
             print_json(report)
         else:
-            from gradaudit.tables import attack_table
+            from gradaudit.report.tables import attack_table
 
             out.print(attack_table(report))
             out.print(f"written to {folder}/ (see figures/victims.png)")

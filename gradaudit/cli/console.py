@@ -13,12 +13,21 @@ from rich.console import Console
 from gradaudit.errors import InputError
 
 EXIT_GATE_BROKEN = 1
+
+
 EXIT_BAD_INPUT = 2
+
+
 EXIT_INCONCLUSIVE = 3
+
+
 EXIT_INTERRUPTED = 130
+
 
 # Tables and progress are for people; stdout stays clean for `--json`.
 out = Console(highlight=False)
+
+
 err = Console(stderr=True, highlight=False)
 
 

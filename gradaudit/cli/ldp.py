@@ -19,7 +19,8 @@ from gradaudit.cli.console import (
 from gradaudit.errors import InputError, require
 
 if TYPE_CHECKING:
-    from gradaudit.ldp import Box
+    from gradaudit.distinguish import Box
+
 
 EPILOG = """[bold]Examples[/]
 
@@ -34,6 +35,8 @@ gradaudit ldp --mechanism mine.py:randomize --epsilon 1 --gate
 Exit codes: 0 done (gate held), 1 refuted (with --gate), 2 bad input,
 3 can't tell (with --gate), 130 interrupted (what was done by then is written).
 """
+
+
 _EPSILONS = "0.5,1,2,4"
 
 
@@ -141,7 +144,7 @@ def ldp(
                 as_json,
             )
             return
-        from gradaudit.ldp import ADVERSARIES, Server, ldp_audit
+        from gradaudit.distinguish import ADVERSARIES, Server, ldp_audit
 
         with _progress() as tell:
             report = ldp_audit(
@@ -165,7 +168,7 @@ def ldp(
         if as_json:
             print_json(report.to_dict())
         else:
-            from gradaudit.cli.ldp_tables import cells_table, sweep_table, verdict_lines
+            from gradaudit.report.tables import cells_table, sweep_table, verdict_lines
 
             out.print(cells_table(report))
             for line in verdict_lines(report):
@@ -189,7 +192,7 @@ def _audit_mechanism(
     gate: bool,
     as_json: bool,
 ) -> None:
-    from gradaudit.ldp import Neighbours, mechanism_audit
+    from gradaudit.distinguish import Neighbours, mechanism_audit
 
     if claimed is not None and len(claimed) != 1:
         raise InputError(
@@ -216,7 +219,7 @@ def _audit_mechanism(
     if as_json:
         print_json(report.to_dict())
     else:
-        from gradaudit.cli.ldp_tables import mechanism_table
+        from gradaudit.report.tables import mechanism_table
 
         out.print(mechanism_table(report))
     _finish(gate, [report.result.verdict.value])
@@ -278,7 +281,7 @@ def _words(text: str, everything: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _boxes(text: str) -> tuple["Box", ...]:
-    from gradaudit.ldp import Box
+    from gradaudit.distinguish import Box
 
     if text == "both":
         return tuple(Box)

@@ -40,7 +40,7 @@ def _tables() -> dict[str, list[dict[str, str]]]:
     from gradaudit.attacks import PRESETS as ATTACKS
     from gradaudit.data import CATALOGUE
     from gradaudit.defenses import PRESETS as DEFENSES
-    from gradaudit.models import MODELS
+    from gradaudit.models.networks import MODELS
 
     def rows(*entries: tuple[str, str, str]) -> list[dict[str, str]]:
         return [{"name": n, "summary": s, "paper": p} for n, s, p in entries]

@@ -16,9 +16,10 @@ from gradaudit.cli.console import (
 from gradaudit.errors import unknown_name
 
 if TYPE_CHECKING:
-    from gradaudit.config import Federation
     from gradaudit.data import Partition
-    from gradaudit.federation.run import Progress
+    from gradaudit.federation.setting import Federation
+    from gradaudit.federation.training import Progress
+
 
 EPILOG = """[bold]Examples[/]
 
@@ -32,6 +33,7 @@ gradaudit train --dataset mnist --defense fed-cdp:clip=4,sigma=6 --target-epsilo
 
 gradaudit train --centralized --dataset mnist --batch-size 600 --rounds 2000
 """
+
 
 _SETTING, _STOP, _SPEED = "The federation", "When to stop", "Speed"
 
@@ -144,8 +146,8 @@ def train(
 ) -> None:
     """Train under a defense: accuracy, epsilon, cost, and the gradient's norm."""
     with errors_in_words():
-        from gradaudit.training import Selection
-        from gradaudit.training import train as run
+        from gradaudit.audit.train import Selection
+        from gradaudit.audit.train import train as run
 
         changes = {
             "clients": clients,
@@ -207,9 +209,9 @@ def _federation(
     """Returns the dataset's setting with what the command line changes."""
     import dataclasses
 
-    from gradaudit.config import Aggregation, Optimizer, Weighting
+    from gradaudit.audit.train import centralized_federation, default_federation
     from gradaudit.data import load_dataset
-    from gradaudit.training import centralized_federation, default_federation
+    from gradaudit.federation.setting import Aggregation, Optimizer, Weighting
 
     given = {name: value for name, value in changes.items() if value is not None}
     words = (

@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from gradaudit.errors import require
 
 Indices = NDArray[np.int32]  # (clients, examples)
+
+
 Labels = NDArray[np.integer]  # (n,)
+
 
 _MIXING_SWEEPS = 32
 

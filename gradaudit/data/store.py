@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 import platformdirs
 
-from gradaudit.data.contents import Array, Contents
+from gradaudit.data.dataset import Array, Contents
 from gradaudit.errors import InputError
 
 _A_DAY = 24 * 60 * 60.0
+
+
 Digests = Mapping[str, str]  # "<split>-inputs" or "<split>-labels" to SHA-256
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradaudit.errors import InputError
-from gradaudit.federation.run import Progress, RoundRecord
+from gradaudit.federation.training import Progress, RoundRecord
 
 _VERSION = 1
 

@@ -9,19 +9,19 @@ import optax
 
 from gradaudit import tree
 from gradaudit.defenses.base import State, Transform, run
-from gradaudit.defenses.fused import mean_of_units, takes_factors
-from gradaudit.factored import (
+from gradaudit.defenses.fast_mean import mean_of_units, takes_factors
+from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Recipe, ServerState, iteration_keys, update_key
+from gradaudit.models.gradients import (
     Outer,
     Units,
     dense_layers,
     factored_gradients,
     is_outer,
+    one_hot,
 )
-from gradaudit.federation.keys import iteration_keys, update_key
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, ServerState
-from gradaudit.kernels import one_hot
-from gradaudit.types import Key, Model, PyTree
+from gradaudit.models.model import Model
+from gradaudit.types import Key, PyTree
 
 
 @jax.tree_util.register_dataclass

@@ -12,6 +12,8 @@ from gradaudit.errors import require
 from gradaudit.types import Key
 
 Clients = NDArray[np.integer]  # ids of the selected clients
+
+
 Values = NDArray[np.float32]  # (clients,) what a sampler knows about each of them
 
 

@@ -12,9 +12,14 @@ from gradaudit import tree
 from gradaudit.defenses.base import run
 from gradaudit.errors import require
 from gradaudit.federation.client import example_gradients, local_steps, train_client
-from gradaudit.federation.keys import client_key, iteration_keys, server_key
 from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, ServerState
+from gradaudit.federation.recipe import (
+    Recipe,
+    ServerState,
+    client_key,
+    iteration_keys,
+    server_key,
+)
 from gradaudit.types import Key, Leakage, Observation, PyTree, Victim
 
 

@@ -1,0 +1,301 @@
+"""Clips that adapt: to a quantile of the norms, or to each coordinate."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradaudit.defenses.base import State
+from gradaudit.defenses.clipping import (
+    clip_factors,
+    joint_norms,
+    scale_units,
+    unit_norms,
+    weighted_means,
+)
+from gradaudit.defenses.noise import add_noise, draw_like, standard_normal
+from gradaudit.defenses.schedules import Constant
+from gradaudit.errors import require
+from gradaudit.mechanism import Mechanism, NoiseKind, Point
+from gradaudit.models.gradients import Units
+from gradaudit.types import Key, PyTree
+
+MOVING_BOUND = (
+    "The clipping bound follows a noisy count of the data; the noise keeps its ratio "
+    "to the bound, and the count is a release of its own."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantileClip:
+    """Clips to a tracked quantile of the norms, and adds noise (Andrew et al. 2021).
+
+    After each call C <- C * exp(-rate * (b - quantile)), where b is the share of the
+    units with norm at most C, computed with noise of std `count_sigma` on the count.
+    The gradients get noise of multiplier (sigma^-2 - (2 count_sigma)^-2)^-1/2, so that
+    both releases together cost as much as one of multiplier sigma.
+    """
+
+    factored: ClassVar[bool] = True
+    clip: float  # the first bound
+    sigma: float
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_sigma: float = 5.0
+
+    def __post_init__(self) -> None:
+        require(
+            math.isfinite(self.clip) and self.clip > 0,
+            f"clip must be positive and finite, got {self.clip}",
+        )
+        require(self.sigma >= 0, f"sigma must not be negative, got {self.sigma}")
+        require(
+            0 < self.quantile < 1,
+            f"quantile must lie in (0, 1), got {self.quantile}",
+        )
+        require(self.rate > 0, f"rate must be positive, got {self.rate}")
+        require(
+            self.sigma < 2 * self.count_sigma,
+            f"sigma must be below 2 * count_sigma = {2 * self.count_sigma}, got "
+            f"{self.sigma}; the noisy count alone would spend more than sigma allows",
+        )
+
+    @property
+    def gradient_sigma(self) -> float:
+        """Returns the multiplier of the noise on the gradients."""
+        if self.sigma == 0:
+            return 0.0
+        return float((self.sigma**-2 - (2 * self.count_sigma) ** -2) ** -0.5)
+
+    def init(self, params: PyTree) -> State:
+        """Returns the bound."""
+        return jnp.asarray(self.clip, jnp.float32)
+
+    def apply(
+        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
+    ) -> tuple[PyTree, State]:
+        """Returns the clipped and noisy tree, and the next bound."""
+        del t
+        count_key, noise_key = jax.random.split(key)
+        leaves, structure = jax.tree.flatten(tree)
+        norms = joint_norms([unit_norms(leaf) for leaf in leaves])
+        factors = clip_factors(norms, state)
+        clipped = [scale_units(leaf, factors) for leaf in leaves]
+        noise = draw_like(noise_key, leaves, standard_normal, len(norms))
+        std = self.gradient_sigma * state
+        noisy = add_noise(clipped, noise, [std] * len(leaves))
+        return jax.tree.unflatten(structure, noisy), self._next(count_key, norms, state)
+
+    def noisy_mean(
+        self,
+        key: Key,
+        leaves: Sequence[Units],
+        factors: list[jax.Array],
+        state: State,
+        t: jax.Array | int,
+    ) -> tuple[list[jax.Array], State]:
+        """Returns the mean over units of the output, with one draw."""
+        del t
+        count_key, noise_key = jax.random.split(key)
+        scaled = [unit_norms(leaf) * f for leaf, f in zip(leaves, factors, strict=True)]
+        norms = joint_norms(scaled)
+        clip = clip_factors(norms, state)
+        means = weighted_means(leaves, [factor * clip for factor in factors])
+        noise = draw_like(noise_key, leaves, standard_normal)
+        std = self.gradient_sigma * state / len(norms) ** 0.5
+        noisy = add_noise(means, noise, [std] * len(means))
+        return noisy, self._next(count_key, norms, state)
+
+    def _next(self, key: Key, norms: jax.Array, bound: jax.Array) -> jax.Array:
+        std = self.count_sigma if self.sigma > 0 else 0.0
+        count = jnp.sum(norms <= bound) + std * jax.random.normal(key)
+        share = count / len(norms)
+        return bound * jnp.exp(-self.rate * (share - self.quantile))
+
+    def releases(self, point: Point, clip: object) -> tuple[Mechanism, ...]:
+        """Returns the two releases: the gradients, and the count (sensitivity 1/2)."""
+        del clip  # it clips by itself
+        return (
+            Mechanism(
+                point=point,
+                kind=NoiseKind.GAUSSIAN,
+                multiplier=Constant(self.gradient_sigma),
+                sensitivity=Constant(self.clip),
+                clip=Constant(self.clip),
+                per_tensor=False,
+                caveats=(MOVING_BOUND,),
+            ),
+            Mechanism(
+                point=point,
+                kind=NoiseKind.GAUSSIAN,
+                multiplier=Constant(2 * self.count_sigma),
+                sensitivity=Constant(0.5),
+                clip=Constant(0.5),
+                per_tensor=False,
+                on_batch_sum=True,
+                coordinates="the count of units inside the bound",
+            ),
+        )
+
+
+LEARNED_SCALE = (
+    "Bound and noise hold for the shifted and scaled gradient; shift and scale are "
+    "learned from earlier noisy releases."
+)
+
+
+class Moments(NamedTuple):
+    """The state of AdaClip: mean and variance of every coordinate."""
+
+    mean: list[jax.Array]
+    variance: list[jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaClip:
+    """Coordinate-wise adaptive clipping (Pichapati et al. 2019, Algorithm 2).
+
+    With m and s the running mean and standard deviation of each coordinate and
+    b_i = sqrt(s_i * sum(s)), the unit (g - m) / b is clipped to norm 1, gets noise of
+    std sigma, and is mapped back, so that coordinates that vary little get little
+    noise. The first s is even and such that the first bound on |g| is `clip`.
+    The variance is read from the clipped mean, as published, so that with little noise
+    s shrinks towards its floor over many rounds.
+    Not what Opacus calls AdaClip: that is `QuantileClip`.
+    """
+
+    clip: float
+    sigma: float
+    mean_decay: float = 0.99  # beta_1
+    variance_decay: float = 0.9  # beta_2
+    smallest_variance: float = 1e-12  # h_1
+    largest_variance: float = 10.0  # h_2
+
+    def __post_init__(self) -> None:
+        require(
+            math.isfinite(self.clip) and self.clip > 0,
+            f"clip must be positive and finite, got {self.clip}",
+        )
+        require(self.sigma >= 0, f"sigma must not be negative, got {self.sigma}")
+        for name in ("mean_decay", "variance_decay"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"{name} must lie in [0, 1), got {value}")
+        require(
+            0 < self.smallest_variance < self.largest_variance,
+            "smallest_variance must lie in (0, largest_variance="
+            f"{self.largest_variance}), got {self.smallest_variance}",
+        )
+
+    def init(self, params: PyTree) -> State:
+        """Returns mean zero and an even variance."""
+        leaves = jax.tree.leaves(params)
+        size = sum(jnp.size(leaf) for leaf in leaves)
+        shapes = [jnp.shape(leaf) for leaf in leaves]
+        return Moments(
+            [jnp.zeros(shape, jnp.float32) for shape in shapes],
+            [jnp.full(shape, self.clip**2 / size, jnp.float32) for shape in shapes],
+        )
+
+    def apply(
+        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
+    ) -> tuple[PyTree, State]:
+        """Returns the noisy tree and the next moments."""
+        del t
+        leaves, structure = jax.tree.flatten(tree)
+        units = leaves[0].shape[0]
+        scales = _scales(state)
+        factors = self._factors(leaves, state, scales)
+        shifted = [
+            (mean + scale_units(leaf - mean, factors)).astype(leaf.dtype)
+            for leaf, mean in zip(leaves, state.mean, strict=True)
+        ]
+        noise = draw_like(key, leaves, standard_normal, units)
+        noisy = add_noise(shifted, noise, [self.sigma * scale for scale in scales])
+        means = [jnp.mean(leaf, axis=0) for leaf in noisy]
+        following = self._next(means, state, scales, units)
+        return jax.tree.unflatten(structure, noisy), following
+
+    def noisy_mean(
+        self,
+        key: Key,
+        leaves: list[jax.Array],
+        factors: list[jax.Array],
+        state: State,
+        t: jax.Array | int,
+    ) -> tuple[list[jax.Array], State]:
+        """Returns the mean over units of the output, with one draw."""
+        del t
+        units = leaves[0].shape[0]
+        scales = _scales(state)
+        scaled = [scale_units(x, f) for x, f in zip(leaves, factors, strict=True)]
+        clip = self._factors(scaled, state, scales)
+        means = [
+            mean + kept - jnp.mean(clip) * mean
+            for mean, kept in zip(
+                state.mean, weighted_means(scaled, [clip] * len(leaves)), strict=True
+            )
+        ]
+        noise = draw_like(key, leaves, standard_normal)
+        stds = [self.sigma * scale / units**0.5 for scale in scales]
+        noisy = [
+            mean.astype(leaf.dtype)
+            for mean, leaf in zip(add_noise(means, noise, stds), leaves, strict=True)
+        ]
+        return noisy, self._next(noisy, state, scales, units)
+
+    def _factors(
+        self, leaves: list[jax.Array], state: Moments, scales: list[jax.Array]
+    ) -> jax.Array:
+        norms = [
+            unit_norms((leaf - mean) / scale)
+            for leaf, mean, scale in zip(leaves, state.mean, scales, strict=True)
+        ]
+        return clip_factors(joint_norms(norms), 1.0)
+
+    def _next(
+        self,
+        released: list[jax.Array],
+        state: Moments,
+        scales: list[jax.Array],
+        units: int,
+    ) -> Moments:
+        means, variances = [], []
+        for value, mean, variance, scale in zip(
+            released, state.mean, state.variance, scales, strict=True
+        ):
+            noise = jnp.square(self.sigma * scale) / units
+            seen = jnp.clip(
+                jnp.square(value - mean) - noise,
+                self.smallest_variance,
+                self.largest_variance,
+            )
+            keep, blend = self.variance_decay, self.mean_decay
+            variances.append(keep * variance + (1 - keep) * seen)
+            means.append(blend * mean + (1 - blend) * value.astype(jnp.float32))
+        return Moments(means, variances)
+
+    def releases(self, point: Point, clip: object) -> tuple[Mechanism, ...]:
+        """Returns the Gaussian release of the scaled gradient, whose bound is 1."""
+        del clip  # it clips by itself
+        return (
+            Mechanism(
+                point=point,
+                kind=NoiseKind.GAUSSIAN,
+                multiplier=Constant(self.sigma),
+                sensitivity=Constant(1.0),
+                clip=Constant(1.0),
+                per_tensor=False,
+                coordinates="all, each on its own learned scale",
+                caveats=(LEARNED_SCALE,),
+            ),
+        )
+
+
+def _scales(state: Moments) -> list[jax.Array]:
+    """Returns b, the scale of each coordinate."""
+    deviations = [jnp.sqrt(variance) for variance in state.variance]
+    total = sum(jnp.sum(deviation) for deviation in deviations)
+    return [jnp.sqrt(deviation * total) for deviation in deviations]

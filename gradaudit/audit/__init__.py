@@ -1,0 +1,1 @@
+"""One run from its specification to its result: attack, train, and what they share."""

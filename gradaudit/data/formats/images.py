@@ -1,0 +1,176 @@
+"""Images: folders of files, ORL and LFW faces, SVHN's .mat files."""
+
+import re
+from collections.abc import Set
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from gradaudit.data.dataset import Array, Contents
+from gradaudit.errors import InputError, require
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".pgm", ".ppm", ".bmp"})
+
+
+# Labeled Faces in the Wild as Wei et al. (2021, section VII) use it: the people with
+# at least 20 images (62 of them, 3,023 images), the middle of the face, 32x32.
+_LFW_FOLDERS = ("lfw_funneled", "lfw-deepfunneled", "lfw")
+
+
+_LFW_LEAST = 20
+
+
+_LFW_SIDE = 32
+
+
+_LFW_BOX = (62, 70, 187, 195)  # left, upper, right, lower of 250x250
+
+
+_LFW_SOURCE_SIDE = 250
+
+
+def read_image(path: Path, mode: str | None = None) -> Array:
+    """Returns one image as bytes, grey (h, w) or colour (h, w, 3)."""
+    image = _load(path)
+    return np.asarray(image.convert(mode or ("L" if image.mode in "1L" else "RGB")))
+
+
+def accepts(path: Path) -> bool:
+    """Whether this is a folder with a sub-folder of images."""
+    return path.is_dir() and any(_files(folder) for folder in _folders(path))
+
+
+def read(path: Path, suffixes: Set[str] = SUFFIXES) -> Contents:
+    """Reads images of one size; the class is the sub-folder, in natural order."""
+    images: list[Array] = []
+    labels: list[int] = []
+    folders = [folder for folder in _folders(path) if _files(folder, suffixes)]
+    for label, folder in enumerate(folders):
+        for file in _files(folder, suffixes):
+            image = read_image(file)
+            require(
+                not images or image.shape == images[0].shape,
+                f"{file}: field 'size' is {image.shape}, the images before it are "
+                f"{images[0].shape if images else ''}; make them one size first",
+            )
+            images.append(image)
+            labels.append(label)
+    arrays = np.stack(images), np.asarray(labels, np.uint16)
+    return Contents({"all": arrays}, len(folders))
+
+
+def accepts_orl(path: Path) -> bool:
+    """Whether this is a folder of the ORL faces: s1/1.pgm to s40/10.pgm."""
+    return (path / "s1" / "1.pgm").is_file()
+
+
+def read_orl(path: Path) -> Contents:
+    """Reads the ORL faces: PGM only, because copies of the set hold other images."""
+    return read(path, {".pgm"})
+
+
+def accepts_lfw(path: Path) -> bool:
+    """Whether this is an LFW folder, or a scikit-learn cache that holds one."""
+    return path.is_dir() and _lfw_folder(path) is not None
+
+
+def read_lfw(path: Path) -> Contents:
+    """Reads the people with at least 20 images, cropped and scaled to 32x32x3."""
+    root = _lfw_folder(path)
+    people = [p for p in _folders(root or path) if len(_files(p)) >= _LFW_LEAST]
+    require(bool(people), f"{path}: nobody has {_LFW_LEAST} images; is it complete?")
+    faces = [_face(file) for person in people for file in _files(person)]
+    counts = [len(_files(person)) for person in people]
+    labels = np.repeat(np.arange(len(people), dtype=np.uint16), counts)
+    return Contents({"all": (np.stack(faces), labels)}, len(people))
+
+
+def _face(path: Path) -> Array:
+    image = _load(path).convert("RGB")
+    require(
+        image.size == (_LFW_SOURCE_SIDE, _LFW_SOURCE_SIDE),
+        f"{path}: field 'size' is {image.size}, LFW images are 250x250",
+    )
+    side = (_LFW_SIDE, _LFW_SIDE)
+    return np.asarray(image.resize(side, Image.Resampling.BILINEAR, box=_LFW_BOX))
+
+
+def _lfw_folder(path: Path) -> Path | None:
+    if path.name in _LFW_FOLDERS and _folders(path):
+        return path
+    homes = (path, path / "lfw_home")
+    found = [h / name for h in homes for name in _LFW_FOLDERS if (h / name).is_dir()]
+    return found[0] if found else None
+
+
+def _load(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"{path}: field 'pixels' can't be read ({error})") from None
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted((p for p in path.iterdir() if p.is_dir()), key=_natural)
+
+
+def _files(folder: Path, suffixes: Set[str] = SUFFIXES) -> list[Path]:
+    files = (p for p in folder.iterdir() if p.suffix.lower() in suffixes)
+    return sorted(files, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Orders s2 before s10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+_CLASSES = 10
+
+
+_SPLITS = {"train_32x32.mat": "train", "test_32x32.mat": "test"}
+
+
+def accepts_svhn(path: Path) -> bool:
+    """Whether this is a `.mat` file, or a folder with the two that SVHN has."""
+    if path.is_dir():
+        return any((path / name).is_file() for name in _SPLITS)
+    return path.suffix == ".mat"
+
+
+def read_svhn(path: Path) -> Contents:
+    """Reads `X` (32, 32, 3, n) and `y` (n, 1), where 10 stands for the digit 0."""
+    files = [path]
+    if path.is_dir():
+        files = [path / name for name in _SPLITS if (path / name).is_file()]
+    splits = {_SPLITS.get(file.name, "all"): _read_svhn(file) for file in files}
+    return Contents(splits, _CLASSES)
+
+
+def _read_svhn(path: Path) -> tuple[Array, Array]:
+    from scipy.io import loadmat
+
+    try:
+        file = loadmat(path)
+        pixels, labels = file["X"], file["y"].reshape(-1)
+    except KeyError as error:
+        raise InputError(f"{path}: field {error} is missing") from None
+    except Exception as error:  # a damaged file can raise anything
+        raise InputError(
+            f"{path}: field 'matrices' can't be read_svhn ({error})"
+        ) from None
+    require(
+        pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[2] == 3,
+        f"{path}: field 'X' is {pixels.dtype} {pixels.shape}, expected uint8 "
+        "(32, 32, 3, n)",
+    )
+    require(
+        len(labels) == pixels.shape[3] and labels.min() >= 1 and labels.max() <= 10,
+        f"{path}: field 'y' must be {pixels.shape[3]} labels from 1 to 10, found "
+        f"{len(labels)} from {labels.min()} to {labels.max()}",
+    )
+    images = np.ascontiguousarray(pixels.transpose(3, 0, 1, 2))
+    return images, (labels % 10).astype(np.uint8)

@@ -1,0 +1,103 @@
+"""Readers for the standard files that people already have, by what is in them."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from gradaudit.data.dataset import Contents, Dataset
+from gradaudit.data.formats import cifar, idx, images, tables
+from gradaudit.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """One kind of file or folder: whether it is this kind, and how it is read."""
+
+    name: str
+    files: str
+    accepts: Callable[[Path], bool]
+    read: Callable[[Path], Contents]
+
+
+# The first that accepts a path reads it, so the special kinds stand before the general.
+READERS: tuple[Reader, ...] = (
+    Reader(
+        "idx",
+        "*-images-idx3-ubyte[.gz] with its labels, or their folder",
+        idx.accepts,
+        idx.read,
+    ),
+    Reader(
+        "cifar10-python",
+        "data_batch_1 or test_batch, or their folder",
+        cifar.accepts_python,
+        cifar.read_python,
+    ),
+    Reader(
+        "cifar10-binary",
+        "data_batch_1.bin or test_batch.bin, or their folder",
+        cifar.accepts_binary,
+        cifar.read_binary,
+    ),
+    Reader(
+        "cifar10-png",
+        "a folder of data_batch_1.png ... with labels in JSON",
+        cifar.accepts_strips,
+        cifar.read_strips,
+    ),
+    Reader(
+        "adult",
+        "adult.data or adult.test, or their folder",
+        tables.accepts_adult,
+        tables.read_adult,
+    ),
+    Reader(
+        "svhn",
+        "train_32x32.mat or test_32x32.mat, or a folder",
+        images.accepts_svhn,
+        images.read_svhn,
+    ),
+    Reader(
+        "lfw",
+        "lfw_funneled, or the scikit-learn cache that holds it",
+        images.accepts_lfw,
+        images.read_lfw,
+    ),
+    Reader(
+        "orl-faces", "a folder of s1/1.pgm ...", images.accepts_orl, images.read_orl
+    ),
+    Reader(
+        "image-folder",
+        "a folder per class, images of one size",
+        images.accepts,
+        images.read,
+    ),
+    Reader(
+        "npz",
+        "x and y, or x_train, y_train, x_test, y_test (Purchase)",
+        tables.accepts_npz,
+        tables.read_npz,
+    ),
+    Reader(
+        "csv",
+        "rows of label, features in [0, 1] (Purchase)",
+        tables.accepts_csv,
+        tables.read_csv,
+    ),
+)
+
+
+def read_path(path: Path) -> Contents:
+    """Reads a file or folder with the first reader that accepts it."""
+    if not path.exists():
+        raise InputError(f"no such file or folder: {path}")
+    for reader in READERS:
+        if reader.accepts(path):
+            return reader.read(path)
+    known = "; ".join(f"{reader.name}: {reader.files}" for reader in READERS)
+    raise InputError(f"{path}: no reader knows this kind of file (known: {known})")
+
+
+def load_path(path: Path, split: str | None = None) -> Dataset:
+    """Loads a dataset from the user's own files, by default all of it."""
+    return read_path(path).dataset(str(path), split or "all", "your own files")

@@ -1,0 +1,410 @@
+"""Empirical epsilon of any mechanism: worst-case pairs, statistics, a sound bound."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradaudit import machine
+from gradaudit.data import load_dataset
+from gradaudit.distinguish.bounds import (
+    SIGNIFICANCE,
+    Verdict,
+    ceiling,
+    judge,
+    library_estimates,
+    lower_bound,
+    trials_needed,
+)
+from gradaudit.distinguish.cells import (
+    CAVEATS,
+    SCHEMA,
+    Counter,
+    Progress,
+    plain,
+    plain_setting,
+    silent,
+    write_result,
+)
+from gradaudit.distinguish.game import Trials, check_significance, check_trials
+from gradaudit.distinguish.subjects import (
+    DELTA,
+    Claim,
+    Neighbours,
+    Pair,
+    Release,
+    load_subject,
+)
+from gradaudit.errors import InputError
+from gradaudit.models.networks import build_model
+from gradaudit.types import Key
+
+_TINY = 1e-12
+
+
+class Statistic(Protocol):
+    """A score of one output, (d,), for the pair, (2, d), it may come from."""
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+
+    def score(self, output: jax.Array, pair: jax.Array) -> jax.Array:
+        """Returns one number, (); larger speaks for the first vector."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """The output along g1 - g2: the likelihood ratio of Gaussian noise."""
+
+    name: str = "projection"
+
+    def score(self, output: jax.Array, pair: jax.Array) -> jax.Array:
+        """Returns <output, g1 - g2>."""
+        return jnp.vdot(output, pair[0] - pair[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Magnitude:
+    """The norm of the output; with `reversed`, small norms speak for g1."""
+
+    reversed: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+        return "smallness" if self.reversed else "magnitude"
+
+    def score(self, output: jax.Array, pair: jax.Array) -> jax.Array:
+        """Returns the norm of the output, or its negative."""
+        del pair
+        norm: jax.Array = jnp.linalg.norm(output)
+        return -norm if self.reversed else norm
+
+
+@dataclasses.dataclass(frozen=True)
+class Consistency:
+    """Whether the output could be a projection of g1 onto a line, rather than of g2.
+
+    The projection w = <g, v> v satisfies |<w, g>| = |w|^2 for its own g only. LDP-SGD
+    must send sgn(<g, v>) v: without the sign function the length of w gives g away.
+    """
+
+    name: str = "consistency"
+
+    def score(self, output: jax.Array, pair: jax.Array) -> jax.Array:
+        """Returns the logarithm of g2's misfit over g1's."""
+        misfits = jnp.abs(jnp.abs(pair @ output) - jnp.vdot(output, output))
+        logs = jnp.log(misfits + _TINY)
+        return logs[1] - logs[0]
+
+
+STATISTICS: tuple[Statistic, ...] = (
+    Projection(),
+    Magnitude(),
+    Magnitude(reversed=True),
+    Consistency(),
+)
+
+
+Advance = Callable[[int], None]  # told about the trials just played
+
+
+_NUMBERS = 2**22  # held at a time: trials x coordinates
+
+
+_SMALLEST_CHUNK, _LARGEST_CHUNK = 2**6, 2**14  # trials
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseGame:
+    """A mechanism, the statistics that are read from its outputs, and the pace.
+
+    Every game runs one program, `size` trials at a time, so that it compiles once.
+    """
+
+    release: Release
+    statistics: tuple[Statistic, ...]
+    size: int
+    advance: Advance
+
+    def play(self, key: Key, pair: Pair, trials: int) -> tuple[Trials, ...]:
+        """Returns trials for every statistic, on the same outputs."""
+        firsts, scores = [], []
+        for index, start in enumerate(range(0, trials, self.size)):
+            keys = jax.random.split(jax.random.fold_in(key, index), self.size)
+            first, score = _play_chunk(
+                self.release, self.statistics, keys, pair.vectors
+            )
+            count = min(self.size, trials - start)
+            firsts.append(np.asarray(first)[:count])
+            scores.append(np.asarray(score)[:count])
+            self.advance(count)
+        chosen, table = np.concatenate(firsts), np.concatenate(scores)
+        return tuple(Trials(chosen, column) for column in table.T)
+
+
+def check_release(key: Key, release: Release, vector: jax.Array) -> None:
+    """Raises `InputError` unless the mechanism returns finite values of one shape."""
+    try:
+        output = jax.jit(release)(key, vector)
+    except InputError:
+        raise
+    except Exception as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise InputError(
+            "the mechanism failed on a vector of "
+            f"{vector.size} numbers: {type(error).__name__}: {first_line}; it must be "
+            "a function (key, vector) -> vector in jax.numpy"
+        ) from error
+    shape = getattr(output, "shape", type(output).__name__)
+    if shape != vector.shape:
+        raise InputError(
+            f"the mechanism must return the shape of its input, {vector.shape}, "
+            f"got {shape}"
+        )
+    bad = int(jnp.sum(~jnp.isfinite(output)))
+    if bad:
+        raise InputError(
+            f"the mechanism returned {bad} of {vector.size} values that are NaN or "
+            "infinite for a finite vector"
+        )
+
+
+def chunk_size(trials: int, numbers: int) -> int:
+    """Returns how many trials to play at a time on vectors of so many numbers."""
+    return min(trials, max(_SMALLEST_CHUNK, min(_NUMBERS // numbers, _LARGEST_CHUNK)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _play_chunk(
+    release: Release,
+    statistics: tuple[Statistic, ...],
+    keys: jax.Array,
+    vectors: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    def trial(key: Key) -> tuple[jax.Array, jax.Array]:
+        choice_key, release_key = jax.random.split(key)
+        first = jax.random.bernoulli(choice_key)
+        output = release(release_key, jnp.where(first, vectors[0], vectors[1]))
+        scores = jnp.stack([entry.score(output, vectors) for entry in statistics])
+        broken = ~jnp.all(jnp.isfinite(output))
+        return first, jnp.where(broken, jnp.nan, scores)
+
+    return jax.vmap(trial)(keys)
+
+
+TRIALS = 100_000
+
+
+PILOT = 0.1  # share of the trials that each pair gets in the pilot, on top
+
+
+# Tails, where small noise shows, and the middle, where a randomizer's answer shows.
+_QUANTILES = np.concatenate([np.geomspace(1e-3, 0.1, 12), np.linspace(0.15, 0.5, 8)])
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseResult:
+    """What the trials say about a mechanism's claim."""
+
+    claim: Claim
+    closed_form: float | None  # exact epsilon of what the parts declare, if known
+    pair: str
+    statistic: str
+    threshold: float
+    fp: float
+    fn: float
+    trials: int
+    lower_bound: float
+    ceiling: float
+    verdict: Verdict
+    refuted_by: str | None  # trials, closed form, or both
+    trials_needed: int
+    estimates: dict[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns plain values; a number that is not finite becomes None."""
+        values = dataclasses.asdict(self) | {"verdict": self.verdict.value}
+        finite: dict[str, Any] = plain(values)
+        return finite
+
+
+def total_trials(choices: int, trials: int) -> int:
+    """Returns how many trials `audit_release` plays for so many pairs."""
+    return trials + choices * _pilot_trials(trials)
+
+
+def audit_release(
+    key: Key,
+    release: Release,
+    choices: tuple[Pair, ...],
+    claim: Claim,
+    *,
+    closed_form: float | None = None,
+    trials: int = TRIALS,
+    significance: float = SIGNIFICANCE,
+    advance: Advance = lambda trials: None,
+) -> ReleaseResult:
+    """Tests a mechanism's claim.
+
+    Args:
+      key: randomness.
+      release: the mechanism, in jax.numpy; its output must have the input's shape.
+      choices: pairs that the claim covers, see `pairs`.
+      claim: what the mechanism promises.
+      closed_form: reported beside the measurement.
+      trials: of the test; the pilot comes on top.
+      significance: 1 - confidence of the bound.
+      advance: told about the trials just played.
+    """
+    check_trials(trials)
+    check_release(key, release, choices[0].vectors[0])
+    pilot_key, test_key = jax.random.split(key)
+    size = chunk_size(trials, choices[0].vectors.shape[1])
+    game = ReleaseGame(release, STATISTICS, size, advance)
+    chosen = _choose(pilot_key, game, choices, claim, _pilot_trials(trials))
+    pair, statistic, threshold = chosen
+    played = game.play(test_key, pair, trials)[STATISTICS.index(statistic)]
+    errors = played.errors(threshold)
+    bound = lower_bound(errors, significance, claim.delta)
+    measured = judge(claim.epsilon, bound, trials, significance, claim.delta)
+    # The tolerance is the rounding of the exact conversions, not of any measurement.
+    untrue = closed_form is not None and closed_form > claim.epsilon * (1 + 1e-6)
+    reasons = ["trials"] * (measured is Verdict.REFUTED) + ["closed form"] * untrue
+    return ReleaseResult(
+        claim=claim,
+        closed_form=closed_form,
+        pair=pair.name,
+        statistic=statistic.name,
+        threshold=threshold,
+        fp=errors.fp,
+        fn=errors.fn,
+        trials=trials,
+        lower_bound=bound,
+        ceiling=ceiling(trials, significance, claim.delta),
+        verdict=Verdict.REFUTED if reasons else measured,
+        refuted_by=" and ".join(reasons) or None,
+        trials_needed=trials_needed(claim.epsilon, significance, claim.delta),
+        estimates=library_estimates(played, significance, claim.delta, threshold),
+    )
+
+
+def _pilot_trials(trials: int) -> int:
+    return max(100, int(PILOT * trials))
+
+
+def _choose(
+    key: Key,
+    game: ReleaseGame,
+    choices: tuple[Pair, ...],
+    claim: Claim,
+    trials: int,
+) -> tuple[Pair, Statistic, float]:
+    """Returns the pair, statistic and threshold with the largest bound in a pilot."""
+    found = []
+    for index, pair in enumerate(choices):
+        played = game.play(jax.random.fold_in(key, index), pair, trials)
+        for statistic, part in zip(game.statistics, played, strict=True):
+            for threshold in _thresholds(part):
+                bound = lower_bound(part.errors(threshold), delta=claim.delta)
+                found.append((bound, pair, statistic, threshold))
+    _, pair, statistic, threshold = max(found, key=lambda entry: entry[0])
+    return pair, statistic, threshold
+
+
+def _thresholds(trials: Trials) -> list[float]:
+    """Returns quantiles of the scores, dense in both tails."""
+    levels = np.concatenate([_QUANTILES, 1 - _QUANTILES])
+    # A level of the scores themselves, not between two, so that ties stay together.
+    return sorted(set(np.quantile(trials.scores, levels, method="higher").tolist()))
+
+
+@dataclasses.dataclass(frozen=True)
+class MechanismReport:
+    """An audit of one mechanism's claim, and how to run it again."""
+
+    settings: dict[str, Any]
+    name: str
+    result: ReleaseResult
+    caveats: tuple[str, ...]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the content of result.json."""
+        return {
+            "schema_version": SCHEMA,
+            "config": self.settings,
+            "environment": machine.describe(),
+            "mechanism": self.name,
+            "result": self.result.as_json(),
+            "caveats": list(self.caveats),
+            "timing": {"total_s": round(self.seconds, 3)},
+            "limitations": list(CAVEATS),
+        }
+
+    def save(self, folder: Path) -> Path:
+        """Writes result.json; returns the folder."""
+        write_result(folder, self.to_dict())
+        return folder
+
+
+def mechanism_audit(
+    mechanism: str,
+    *,
+    epsilon: float | None = None,
+    delta: float = DELTA,
+    neighbours: Neighbours | None = None,
+    dataset: str = "digits",
+    model: str = "ldp-cnn",
+    trials: int = TRIALS,
+    significance: float = SIGNIFICANCE,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> MechanismReport:
+    """Tests the claim of a defense, or of a function in a file, as a black box.
+
+    Args:
+      mechanism: `fed-cdp:clip=4,sigma=6`, `file.py:defense` or `file.py:function`,
+        where the function is `(key, vector) -> vector` in jax.numpy.
+      epsilon: the claim; a defense's own when absent, required for a function.
+      delta: of the claim of Gaussian noise.
+      neighbours: which pairs the claim covers, see `Neighbours`.
+      dataset: the data whose shapes the model has.
+      model: whose parameters have the shapes of what the mechanism gets.
+      trials: of the test.
+      significance: 1 - confidence of the bound.
+      seed: everything random follows from it.
+      progress: told about progress.
+    """
+    settings = {key: plain_setting(value) for key, value in locals().items()}
+    del settings["progress"]
+    check_significance(significance)
+    data = load_dataset(dataset)
+    network = build_model(model, data.shape, data.classes)
+    key = jax.random.key(seed)
+    shapes = jax.eval_shape(network.init, key)  # a mechanism sees no parameters
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    subject = load_subject(
+        mechanism, params, neighbours=neighbours, epsilon=epsilon, delta=delta
+    )
+    tell = Counter(total_trials(len(subject.pairs), trials), progress)
+    start = time.perf_counter()
+    result = audit_release(
+        jax.random.fold_in(key, 1),
+        subject.release,
+        subject.pairs,
+        subject.claim,
+        closed_form=subject.closed_form,
+        trials=trials,
+        significance=significance,
+        advance=lambda count: tell(subject.name, count),
+    )
+    seconds = time.perf_counter() - start
+    return MechanismReport(settings, subject.name, result, subject.caveats, seconds)

@@ -1,0 +1,203 @@
+"""The server of LDP-SGD: one step from the mean of the clients' answers."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradaudit.defenses.local import debias_factor, randomize
+from gradaudit.distinguish.crafters import Crafted
+from gradaudit.distinguish.game import Trials
+from gradaudit.errors import require
+from gradaudit.models.model import Model
+from gradaudit.tree import flatten
+from gradaudit.types import Key, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """theta' = projection of (theta - learning_rate * factor * mean of the answers).
+
+    Matsumoto et al. 2022, Algorithm 2 lines 4 and 5. The parameter set is the ball of
+    `radius` (None: all of space). `as_printed` takes the factor of line 4 literally,
+    which is 1/d of the unbiased one: the same server with a d times smaller learning
+    rate. Neither the learning rate nor the set is published.
+    """
+
+    learning_rate: float = 0.01
+    radius: float | None = None
+    as_printed: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            math.isfinite(self.learning_rate) and self.learning_rate > 0,
+            f"learning_rate must be positive and finite, got {self.learning_rate}",
+        )
+        require(
+            self.radius is None or self.radius > 0,
+            f"radius must be positive, got {self.radius}",
+        )
+
+    def step_length(self, size: int, epsilon: float, clip: float) -> float:
+        """Returns learning_rate * factor for gradients of `size` coordinates."""
+        return self.learning_rate * debias_factor(size, epsilon, clip, self.as_printed)
+
+    def update(
+        self, parameters: jax.Array, answer: jax.Array, step_length: jax.Array
+    ) -> jax.Array:
+        """Returns the next parameters, (d,), from the mean answer, (d,)."""
+        moved = parameters - step_length * answer
+        if self.radius is None:
+            return moved
+        return moved * jnp.minimum(1.0, self.radius / jnp.linalg.norm(moved))
+
+
+BLACK_CHUNK = 2**8  # trials at a time, each with its own whole model
+
+
+class BlackRule(Protocol):
+    """A decision from two models; score >= 0 guesses g1."""
+
+    def score(
+        self, model: Model, before: PyTree, after: PyTree, known: Crafted
+    ) -> jax.Array:
+        """Returns one score, ()."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossFell:
+    """g1 when the loss of x1 did not rise (equation 4)."""
+
+    def score(
+        self, model: Model, before: PyTree, after: PyTree, known: Crafted
+    ) -> jax.Array:
+        """Returns by how much the loss of x1 fell."""
+        return -_loss_changes(model, before, after, known)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class LargerChange:
+    """g1 when the loss of x1 changed at least as much as that of x2 (equation 6)."""
+
+    def score(
+        self, model: Model, before: PyTree, after: PyTree, known: Crafted
+    ) -> jax.Array:
+        """Returns |change of x1's loss| - |change of x2's loss|."""
+        changes = jnp.abs(_loss_changes(model, before, after, known))
+        return changes[0] - changes[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class SignsOfStep:
+    """g1 when at least half of the coordinates fell, as descent along g1 > 0 does.
+
+    Equation 7 is printed with the sign of an ascent step; the server descends
+    (Algorithm 2 line 5), so that its literal form would guess the wrong gradient.
+    """
+
+    def score(
+        self, model: Model, before: PyTree, after: PyTree, known: Crafted
+    ) -> jax.Array:
+        """Returns the sum of the signs of before - after."""
+        del model, known
+        return jnp.sum(jnp.sign(flatten(before)[0] - flatten(after)[0]))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlackGame:
+    """The static half of the game."""
+
+    model: Model
+    server: Server
+    rule: BlackRule
+    clip: float = 1.0
+
+
+def play_black(
+    key: Key,
+    game: BlackGame,
+    crafted: Crafted,
+    bystanders: jax.Array,
+    epsilons: tuple[float, ...],
+    trials: int,
+    progress: Callable[[int], None] = lambda trials: None,
+) -> tuple[Trials, ...]:
+    """Plays the game at several epsilons, with the same random directions for all.
+
+    Args:
+      key: randomness; trial i depends on (key, i) only through its chunk.
+      game: model, server and rule.
+      crafted: what the crafter made.
+      bystanders: (n - 1, d), the gradients of the other clients of the update.
+      epsilons: privacy parameters; one `Trials` is returned for each.
+      trials: how many.
+      progress: called with the trials just played.
+    """
+    size = crafted.gradients.shape[1]
+    steps = jnp.array([game.server.step_length(size, e, game.clip) for e in epsilons])
+    settings = jnp.array(epsilons, jnp.float32), steps
+    # Step lengths are data: another learning rate must not compile again.
+    server = Server(radius=game.server.radius)
+    game = dataclasses.replace(game, server=server)
+    chunk = min(trials, BLACK_CHUNK)
+    firsts, scores = [], []
+    for index, start in enumerate(range(0, trials, chunk)):
+        keys = jax.random.split(jax.random.fold_in(key, index), chunk)
+        first, score = _play_chunk(game, keys, crafted, bystanders, settings)
+        count = min(chunk, trials - start)
+        firsts.append(np.asarray(first)[:count])
+        scores.append(np.asarray(score)[:count])
+        progress(count)
+    chosen, table = np.concatenate(firsts), np.concatenate(scores)
+    return tuple(Trials(chosen, table[:, column]) for column in range(len(epsilons)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _play_chunk(
+    game: BlackGame,
+    keys: jax.Array,
+    crafted: Crafted,
+    bystanders: jax.Array,
+    settings: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    before, unflatten = flatten(crafted.params)
+
+    def mean_answer(key: Key, gradient: jax.Array, epsilon: Any) -> jax.Array:
+        own_key, others_key = jax.random.split(key)
+        total = randomize(own_key, gradient, epsilon, game.clip)
+        others = jax.random.split(others_key, len(bystanders))
+
+        def add(
+            total: jax.Array, other: tuple[Key, jax.Array]
+        ) -> tuple[jax.Array, None]:
+            return total + randomize(*other, epsilon, game.clip), None
+
+        total, _ = jax.lax.scan(add, total, (others, bystanders))
+        return total / (1 + len(bystanders))
+
+    def trial(key: Key) -> tuple[jax.Array, jax.Array]:
+        choice_key, answer_key = jax.random.split(key)
+        first = jax.random.bernoulli(choice_key)
+        gradient = jnp.where(first, crafted.gradients[0], crafted.gradients[1])
+
+        def score(epsilon: jax.Array, step: jax.Array) -> jax.Array:
+            answer = mean_answer(answer_key, gradient, epsilon)
+            after = unflatten(game.server.update(before, answer, step))
+            return game.rule.score(game.model, crafted.params, after, crafted)
+
+        return first, jax.vmap(score)(*settings)
+
+    return jax.vmap(trial)(keys)
+
+
+def _loss_changes(
+    model: Model, before: PyTree, after: PyTree, known: Crafted
+) -> jax.Array:
+    return model.losses(after, known.inputs, known.targets) - model.losses(
+        before, known.inputs, known.targets
+    )

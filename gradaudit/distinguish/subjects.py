@@ -1,0 +1,333 @@
+"""What is put to the test: a defense or a user's function, and what it claims."""
+
+import dataclasses
+import enum
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from gradaudit import defenses
+from gradaudit.defenses.base import Defense, init_states, run
+from gradaudit.distinguish.bounds import check_epsilon
+from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.mechanism import Mechanism, NoiseKind
+from gradaudit.tree import flatten
+from gradaudit.types import Key, PyTree
+
+Release = Callable[[Key, jax.Array], jax.Array]  # (key, (d,)) -> (d,)
+
+
+class Neighbours(enum.Enum):
+    """Which pairs a privacy claim is about."""
+
+    LOCAL = "local"  # any two inputs: distance up to twice the clip
+    ADD_REMOVE = "add-remove"  # an input and none: distance up to the clip
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """How a vector falls into blocks, and the norm of the canary in each of them."""
+
+    sizes: tuple[int, ...]
+    norm: float
+
+    def __post_init__(self) -> None:
+        require(
+            len(self.sizes) > 0 and min(self.sizes) >= 1,
+            f"a vector needs at least one coordinate in every block, got {self.sizes}",
+        )
+        require(self.norm > 0, f"the canary's norm must be positive, got {self.norm}")
+
+    def spike(self, last: bool) -> NDArray[np.float32]:
+        """Returns a spike at the first or the last coordinate of each block."""
+        ends = np.cumsum(self.sizes)
+        vector = np.zeros(ends[-1], np.float32)
+        vector[ends - 1 if last else ends - np.array(self.sizes)] = self.norm
+        return vector
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pair:
+    """Two vectors, (2, d), and what they are called."""
+
+    name: str
+    vectors: jnp.ndarray
+
+
+def pairs(blocks: Blocks, neighbours: Neighbours) -> tuple[Pair, ...]:
+    """Returns the pairs to try for a claim about these neighbours."""
+    spike, other = blocks.spike(last=False), blocks.spike(last=True)
+    nothing = Pair("present and absent", jnp.stack([spike, np.zeros_like(spike)]))
+    if neighbours is Neighbours.ADD_REMOVE:
+        return (nothing,)
+    opposite = Pair("opposite", jnp.stack([spike, -spike]))
+    if len(spike) == len(blocks.sizes):  # one coordinate per block: no other direction
+        return (opposite, nothing)
+    return opposite, Pair("orthogonal", jnp.stack([spike, other])), nothing
+
+
+DELTA = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """(epsilon, delta) for a pair of neighbours."""
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+        require(0 <= self.delta < 1, f"delta must lie in [0, 1), got {self.delta}")
+
+
+def claimed_by(
+    mechanisms: tuple[Mechanism, ...], neighbours: Neighbours, delta: float = DELTA
+) -> Claim:
+    """Returns what the noise claims in round 0: that a change of norm S is hidden.
+
+    Two inputs (local neighbours) differ by up to 2 S. Pure mechanisms claim delta = 0.
+    """
+    times = _distance(mechanisms, neighbours)
+    kinds = {mechanism.kind for mechanism in mechanisms}
+    scales = [mechanism.multiplier(0) for mechanism in mechanisms]
+    if not kinds or min(scales) <= 0:
+        raise InputError(
+            "the mechanism claims no privacy of its own; say which epsilon to test it "
+            "against (epsilon)"
+        )
+    if kinds == {NoiseKind.GAUSSIAN}:
+        sigma = sum(scale**-2 for scale in scales) ** -0.5
+        return Claim(_gaussian(sigma / times, delta), delta)
+    if NoiseKind.GAUSSIAN in kinds:
+        raise InputError(
+            "the mechanism mixes Gaussian and pure noise; say which epsilon to test it "
+            "against (epsilon)"
+        )
+    return Claim(times * sum(scales))
+
+
+def closed_form(
+    mechanisms: tuple[Mechanism, ...],
+    neighbours: Neighbours,
+    tensors: int,
+    size: int,
+    delta: float = DELTA,
+) -> float | None:
+    """Returns the exact epsilon of one release at the worst pair, or None if unknown.
+
+    It counts what the clip really allows: C * sqrt(tensors) when every tensor is
+    clipped on its own. Unknown: several mechanisms, no clip, data-dependent noise.
+    """
+    if len(mechanisms) != 1:
+        return None
+    mechanism, times = mechanisms[0], _distance(mechanisms, neighbours)
+    clip, scale = mechanism.clip(0), mechanism.multiplier(0)
+    if clip is None or mechanism.data_dependent or mechanism.on_batch_sum:
+        return None
+    if mechanism.kind is NoiseKind.RANDOMIZER:
+        return scale
+    change = times * clip / mechanism.sensitivity(0)
+    blocks = tensors if mechanism.per_tensor else 1
+    if mechanism.kind is NoiseKind.LAPLACE:
+        # Blocks add up in L1; an L2 ball reaches sqrt(d) times its radius in L1.
+        widest = blocks if mechanism.norm == 1 else math.sqrt(blocks * size)
+        return scale * change * widest
+    if mechanism.norm == 1:
+        blocks = 1  # an L1 ball lies in the L2 ball of its radius
+    return _gaussian(scale / (change * math.sqrt(blocks)), delta) if scale else math.inf
+
+
+def _distance(mechanisms: tuple[Mechanism, ...], neighbours: Neighbours) -> int:
+    """How many times S neighbours differ by; a randomizer has no S to multiply."""
+    randomizer = all(entry.kind is NoiseKind.RANDOMIZER for entry in mechanisms)
+    return 2 if neighbours is Neighbours.LOCAL and not randomizer else 1
+
+
+def _gaussian(sigma: float, delta: float) -> float:
+    """Returns the exact epsilon of the Gaussian mechanism of sensitivity 1."""
+    require(delta > 0, f"Gaussian noise needs a positive delta, got {delta}")
+    return float(dp_accounting.get_epsilon_gaussian(sigma, delta))
+
+
+def load_function(text: str) -> Release | None:
+    """Returns the function of `path.py:name` if it takes (key, vector), else None."""
+    path_text, _, name = text.partition(":")
+    if not path_text.endswith(".py") or not name.isidentifier():
+        return None
+    path = Path(path_text)
+    require(path.is_file(), f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} can't be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(
+            f"{path} can't be imported: {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, name, None)
+    if found is None:
+        known = [word for word in vars(module) if not word.startswith("_")]
+        raise unknown_name(f"name in {path}", name, known)
+    return found if _takes_two(found) else None
+
+
+def _takes_two(found: object) -> bool:
+    if not callable(found) or isinstance(found, type):
+        return False
+    required = [
+        parameter
+        for parameter in inspect.signature(found).parameters.values()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind
+        in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+    ]
+    return len(required) == 2
+
+
+_BEYOND = 10.0  # how far beyond the clip a canary is, so that a missing clip shows
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """A mechanism, the pairs to try on it, its claim and the closed form, if known."""
+
+    name: str
+    release: Release
+    pairs: tuple[Pair, ...]
+    claim: Claim
+    closed_form: float | None = None
+    caveats: tuple[str, ...] = ()
+
+
+def of_function(
+    name: str,
+    release: Release,
+    size: int,
+    claim: Claim,
+    *,
+    neighbours: Neighbours = Neighbours.LOCAL,
+    norm: float = 1.0,
+) -> Subject:
+    """Returns a function (key, vector) -> vector with canaries of this norm."""
+    return Subject(name, release, pairs(Blocks((size,), norm), neighbours), claim)
+
+
+def of_defense(
+    defense: Defense,
+    params: PyTree,
+    *,
+    neighbours: Neighbours | None = None,
+    epsilon: float | None = None,
+    delta: float = DELTA,
+) -> Subject:
+    """Returns all that a defense does to one client's tree, at its three points.
+
+    Neighbours are those that the kind of noise is made for, unless given: any two
+    inputs for a local randomizer, an input and none otherwise. `epsilon` replaces what
+    the defense claims by itself.
+    """
+    mechanisms = defense.mechanisms
+    if neighbours is None:
+        neighbours = _usual_neighbours(mechanisms)
+    sizes = tuple(int(leaf.size) for leaf in jax.tree.leaves(params))
+    pure = all(entry.kind is not NoiseKind.GAUSSIAN for entry in mechanisms)
+    if epsilon is None:
+        claim = claimed_by(mechanisms, neighbours, delta)
+    else:
+        claim = Claim(epsilon, 0.0 if mechanisms and pure else delta)
+    return Subject(
+        name=defense.name,
+        release=_DefenseRelease(defense, params),
+        pairs=pairs(_canary_blocks(mechanisms, sizes), neighbours),
+        claim=claim,
+        closed_form=closed_form(mechanisms, neighbours, len(sizes), sum(sizes), delta),
+        caveats=tuple(text for entry in mechanisms for text in entry.caveats),
+    )
+
+
+def load_subject(
+    text: str,
+    params: PyTree,
+    *,
+    neighbours: Neighbours | None = None,
+    epsilon: float | None = None,
+    delta: float = DELTA,
+) -> Subject:
+    """Returns the subject of `fed-cdp:clip=4`, `file.py:defense` or `file.py:function`.
+
+    A function gets vectors of the parameters' size and canaries of norm 1; it claims
+    nothing by itself, so it needs an epsilon, and delta is 0 for it.
+    """
+    function = load_function(text)
+    if function is None:
+        return of_defense(
+            defenses.parse(text),
+            params,
+            neighbours=neighbours,
+            epsilon=epsilon,
+            delta=delta,
+        )
+    if epsilon is None:
+        raise InputError(f"{text} claims nothing by itself; say which epsilon to test")
+    size = sum(int(leaf.size) for leaf in jax.tree.leaves(params))
+    return of_function(
+        text,
+        function,
+        size,
+        Claim(epsilon),
+        neighbours=neighbours or Neighbours.LOCAL,
+    )
+
+
+class _DefenseRelease:
+    """A defense as a function of one unit's vector, in round 0."""
+
+    def __init__(self, defense: Defense, params: PyTree) -> None:
+        self._points = (defense.per_example, defense.update, defense.server)
+        self._params = params
+
+    def __call__(self, key: Key, vector: jax.Array) -> jax.Array:
+        """Returns the vector after the defense's three points."""
+        _, unflatten = flatten(self._params)
+        tree = jax.tree.map(lambda leaf: leaf[None], unflatten(vector))
+        for index, transforms in enumerate(self._points):
+            states = init_states(transforms, self._params)
+            point_key = jax.random.fold_in(key, index)
+            tree, _ = run(transforms, point_key, tree, states, 0)
+        return flatten(tree)[0]
+
+
+def _usual_neighbours(mechanisms: tuple[Mechanism, ...]) -> Neighbours:
+    randomizers = [entry.kind is NoiseKind.RANDOMIZER for entry in mechanisms]
+    return Neighbours.LOCAL if all(randomizers) else Neighbours.ADD_REMOVE
+
+
+def _canary_blocks(mechanisms: tuple[Mechanism, ...], sizes: tuple[int, ...]) -> Blocks:
+    """Returns a canary beyond the clip, per tensor where tensors are clipped apart."""
+    if not mechanisms:
+        return Blocks((sum(sizes),), 1.0)
+    clips = [mechanism.clip(0) for mechanism in mechanisms]
+    per_tensor = any(
+        mechanism.per_tensor and clip is not None
+        for mechanism, clip in zip(mechanisms, clips, strict=True)
+    )
+    blocks = sizes if per_tensor else (int(np.sum(sizes)),)
+    bounds = [clip for clip in clips if clip is not None]
+    randomizer = all(entry.kind is NoiseKind.RANDOMIZER for entry in mechanisms)
+    if bounds:  # a randomizer sends a direction: there is no clip to be missing
+        return Blocks(blocks, max(bounds) * (1.0 if randomizer else _BEYOND))
+    return Blocks(blocks, max(entry.sensitivity(0) for entry in mechanisms))

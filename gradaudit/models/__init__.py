@@ -1,0 +1,6 @@
+"""Models: the papers' networks, your own, and their gradients."""
+
+from gradaudit.models.model import Model, from_function
+from gradaudit.models.networks import MODELS, build_model
+
+__all__ = ["MODELS", "Model", "build_model", "from_function"]

@@ -1,0 +1,150 @@
+"""Gradients: of a batch, of each example, kept as factors, through local steps."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradaudit import tree
+from gradaudit.errors import InputError, require
+from gradaudit.models.model import Model
+from gradaudit.types import HostOrDevice, PyTree
+
+
+def one_hot(labels: jax.Array, classes: int) -> jax.Array:
+    """Returns labels as rows of 0 and 1, float32."""
+    return jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+
+
+def batch_gradient(
+    model: Model, params: PyTree, inputs: jax.Array, targets: jax.Array
+) -> PyTree:
+    """Returns the gradient of the mean loss; targets are (batch, classes)."""
+    return jax.grad(model.loss)(params, inputs, targets)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def per_example_gradients(
+    model: Model, params: PyTree, inputs: jax.Array, targets: jax.Array
+) -> PyTree:
+    """Returns every example's own gradient, with a leading example axis."""
+
+    def one(example: jax.Array, target: jax.Array) -> PyTree:
+        return batch_gradient(model, params, example[None], target[None])
+
+    return jax.vmap(one)(inputs, targets)
+
+
+def check_batch(model: Model, inputs: HostOrDevice, labels: HostOrDevice) -> None:
+    """Raises unless inputs and labels fit the model (host side, before jit)."""
+    if tuple(inputs.shape[1:]) != model.input_shape:
+        raise InputError(
+            f"model {model.name!r} reads inputs of shape {model.input_shape}, "
+            f"got {tuple(inputs.shape[1:])}"
+        )
+    require(len(inputs) > 0, "the batch is empty")
+    require(
+        labels.shape == (len(inputs),),
+        f"{len(inputs)} inputs need labels of shape ({len(inputs)},), "
+        f"got {labels.shape}",
+    )
+    require(bool(jnp.all(jnp.isfinite(inputs))), "the inputs hold NaN or infinity")
+    outside = (labels < 0) | (labels >= model.classes)
+    if bool(jnp.any(outside)):
+        value = int(labels[jnp.argmax(outside)])
+        raise InputError(f"label {value} is outside [0, {model.classes})")
+
+
+INPUTS = "dense_inputs"  # the collection in which a network hands them out
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    """A tensor (units, rows, columns) whose units are left[u] right[u]^T."""
+
+    left: jax.Array  # (units, rows)
+    right: jax.Array  # (units, columns)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        return (*self.left.shape, self.right.shape[-1])
+
+    def written_out(self) -> jax.Array:
+        """Returns the tensor itself."""
+        return self.left[:, :, None] * self.right[:, None, :]
+
+
+Units = jax.Array | Outer
+
+
+def is_outer(value: object) -> bool:
+    """Returns whether a leaf of a tree is factored."""
+    return isinstance(value, Outer)
+
+
+def dense_layers(model: Model) -> tuple[str, ...]:
+    """Returns the dense layers whose inputs the network hands out."""
+    layers: tuple[str, ...] = getattr(model.network, "dense_layers", ())
+    return layers
+
+
+def factored_gradients(
+    model: Model, params: PyTree, inputs: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, PyTree]:
+    """Returns every example's loss and gradient; dense kernels as `Outer`.
+
+    A network takes part by naming its `dense_layers` and sowing their inputs.
+    """
+    network: Any = model.network  # flax: only its modules name dense layers
+    layers = dense_layers(model)
+
+    def loss(params: PyTree, example: jax.Array, target: jax.Array) -> Any:
+        logits, seen = network.apply(
+            {"params": params}, example[None], mutable=[INPUTS]
+        )
+        rows = {layer: seen[INPUTS][layer]["inputs"][0][0] for layer in layers}
+        return model.example_loss(logits, target[None])[0], rows
+
+    def one(example: jax.Array, target: jax.Array) -> Any:
+        return jax.value_and_grad(loss, has_aux=True)(params, example, target)
+
+    (losses, rows), gradients = jax.vmap(one)(inputs, targets)
+    # The kernels' own gradients are used by nobody: under jit they are not computed.
+    for layer in layers:
+        outer = Outer(rows[layer], gradients[layer]["bias"])
+        gradients[layer] = {**gradients[layer], "kernel": outer}
+    return losses, gradients
+
+
+def unrolled_update(
+    model: Model,
+    params: PyTree,
+    inputs: jax.Array,
+    targets: jax.Array,
+    learning_rate: float,
+) -> PyTree:
+    """Returns the update of L steps of plain SGD, differentiable in the data.
+
+    Args:
+      model: the model.
+      params: the parameters that the client received.
+      inputs: the batches in the order of the steps, (steps, batch, *input_shape).
+      targets: their target weights, (steps, batch, classes).
+      learning_rate: the client's.
+
+    Returns:
+      Parameters after local training minus `params`.
+    """
+
+    def step(
+        current: PyTree, batch: tuple[jax.Array, jax.Array]
+    ) -> tuple[PyTree, None]:
+        gradient = batch_gradient(model, current, *batch)
+        return tree.subtract(current, tree.scale(learning_rate, gradient)), None
+
+    final, _ = jax.lax.scan(step, params, (inputs, targets))
+    return tree.subtract(final, params)

@@ -1,0 +1,149 @@
+"""A model: a network, its per-example loss and its shapes; and how to make one."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from gradaudit.types import Key, PyTree
+
+
+class Network(Protocol):
+    """What a model is made of: a flax linen module fits, so does `Function`."""
+
+    def init(self, key: Key, inputs: jax.Array) -> Any:
+        """Returns the variables for inputs of this shape."""
+
+    def apply(self, variables: Any, inputs: jax.Array) -> Any:
+        """Returns the logits, (batch, classes)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A user's `apply(params, inputs) -> logits` and `init(key) -> params`."""
+
+    logits: Callable[[PyTree, jax.Array], jax.Array]
+    initial: Callable[[Key], PyTree]
+
+    def init(self, key: Key, inputs: jax.Array) -> Any:
+        """Returns flax-style variables."""
+        del inputs
+        return {"params": self.initial(key)}
+
+    def apply(self, variables: Any, inputs: jax.Array) -> Any:
+        """Returns the logits, (batch, classes)."""
+        return self.logits(variables["params"], inputs)
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Returns -sum(targets * log softmax(logits)), one number per example."""
+    return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A network, its per-example loss and the shapes; hashable, a static argument.
+
+    `output_layer` names the entry of the parameters that holds the last dense
+    layer's `kernel` (features, classes) and, if it has one, `bias`; label recovery
+    reads its gradient. `input_layer` likewise names a dense layer that reads the
+    input itself, if there is one; the analytic attack needs it.
+    """
+
+    name: str
+    network: Network
+    input_shape: tuple[int, ...]
+    classes: int
+    output_layer: str | None = None
+    input_layer: str | None = None
+    example_loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
+
+    def init(self, key: Key) -> PyTree:
+        """Returns fresh parameters."""
+        # A user's own function may do what it likes; a network starts much faster
+        # as one program, without the logits that its `init` computes on the way.
+        own = isinstance(self.network, Function)
+        return _initial(self, key) if own else _compiled_initial(self, key)
+
+    def apply(self, params: PyTree, inputs: jax.Array) -> jax.Array:
+        """Returns the logits (batch, classes) of inputs (batch, *input_shape)."""
+        logits: jax.Array = self.network.apply({"params": params}, inputs)
+        return logits
+
+    def losses(
+        self, params: PyTree, inputs: jax.Array, targets: jax.Array
+    ) -> jax.Array:
+        """Returns one loss per example; targets are (batch, classes) weights."""
+        return self.example_loss(self.apply(params, inputs), targets)
+
+    def loss(self, params: PyTree, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        """Returns the mean loss of a batch."""
+        return jnp.mean(self.losses(params, inputs, targets))
+
+
+def _initial(model: Model, key: Key) -> PyTree:
+    dummy = jnp.zeros((1, *model.input_shape), jnp.float32)
+    return model.network.init(key, dummy)["params"]
+
+
+_compiled_initial = jax.jit(_initial, static_argnums=0)
+
+
+def from_function(
+    logits: Callable[[PyTree, jax.Array], jax.Array],
+    init: Callable[[Key], PyTree],
+    input_shape: tuple[int, ...],
+    classes: int,
+    name: str = "custom",
+    output_layer: str | None = None,
+    input_layer: str | None = None,
+) -> Model:
+    """Makes any pure `logits(params, inputs)` a Model (see `Model` for the names)."""
+    network = Function(logits, init)
+    return Model(name, network, tuple(input_shape), classes, output_layer, input_layer)
+
+
+_SMALLEST = 1e-3  # a feature that hardly varies is not blown up
+
+
+@dataclasses.dataclass(frozen=True)
+class Standardized:
+    """A network that reads (inputs - mean) / deviation, feature by feature."""
+
+    network: Network
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    def init(self, key: Key, inputs: jax.Array) -> Any:
+        """Returns the network's variables."""
+        return self.network.init(key, self._scaled(inputs))
+
+    def apply(self, variables: Any, inputs: jax.Array) -> Any:
+        """Returns the logits, (batch, classes)."""
+        return self.network.apply(variables, self._scaled(inputs))
+
+    def _scaled(self, inputs: jax.Array) -> jax.Array:
+        shape = inputs.shape[1:]
+        mean = jnp.asarray(self.mean, inputs.dtype).reshape(shape)
+        return (inputs - mean) / jnp.asarray(self.deviation).reshape(shape)
+
+
+def standardize(model: Model, inputs: NDArray[np.floating]) -> Model:
+    """Returns the model with the means and deviations of these inputs in front.
+
+    The statistics become part of the model, which every client and adversary knows.
+    """
+    flat = inputs.reshape(len(inputs), -1).astype(np.float64)
+    network = Standardized(
+        network=model.network,
+        mean=tuple(flat.mean(axis=0).tolist()),
+        deviation=tuple(np.maximum(flat.std(axis=0), _SMALLEST).tolist()),
+    )
+    # The first dense layer no longer reads the input itself.
+    return dataclasses.replace(
+        model, name=f"{model.name}, standardized", network=network, input_layer=None
+    )

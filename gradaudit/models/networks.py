@@ -1,0 +1,254 @@
+"""The papers' networks as flax modules (NHWC, any input shape, any class count)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.models.convolution import Path, convolve, same_padding
+from gradaudit.models.gradients import INPUTS
+from gradaudit.models.model import Model
+from gradaudit.types import Key
+
+Activation = Callable[[jax.Array], jax.Array]
+
+
+Initializer = Callable[..., Any]
+
+
+def symmetric_uniform(
+    key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32
+) -> jax.Array:
+    """U(-0.5, 0.5) for weights and biases: the untrained nets of the attack papers."""
+    return jax.random.uniform(key, shape, dtype, -0.5, 0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One convolution: features, kernel side, stride; then max-pooling, if any.
+
+    `padding` None pads so that the output is ceil(size / stride).
+    """
+
+    features: int
+    kernel: int
+    stride: int
+    padding: int | None = None
+    pool: int = 1
+
+
+class Convolution(nn.Module):
+    """A convolution with bias through `gradaudit.convolution`."""
+
+    layer: Layer
+    kernel_init: Initializer
+    bias_init: Initializer
+    conv_path: Path
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns (n, h, w, features)."""
+        layer = self.layer
+        side = (layer.kernel, layer.kernel)
+        kernel = self.param(
+            "kernel", self.kernel_init, (*side, inputs.shape[-1], layer.features)
+        )
+        bias = self.param("bias", self.bias_init, (layer.features,))
+        if layer.padding is None:
+            _, height, width, _ = inputs.shape
+            padding = same_padding(height, width, side, layer.stride)
+        else:
+            padding = ((layer.padding, layer.padding),) * 2
+        return convolve(inputs, kernel, layer.stride, padding, self.conv_path) + bias
+
+
+class Dense(nn.Dense):
+    """flax's dense layer, which hands out its inputs to whoever asks for them."""
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns (n, features)."""
+        self.sow(INPUTS, "inputs", inputs)
+        return super().__call__(inputs)
+
+
+class ConvNet(nn.Module):
+    """Convolutions with an activation after each, hidden dense layers, logits."""
+
+    layers: tuple[Layer, ...]
+    classes: int
+    activation: Activation
+    hidden: tuple[int, ...] = ()
+    kernel_init: Initializer = nn.initializers.glorot_uniform()
+    bias_init: Initializer = nn.initializers.zeros
+    conv_path: Path = Path.AUTO
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the logits."""
+        values = inputs
+        for index, layer in enumerate(self.layers, 1):
+            values = Convolution(
+                layer,
+                self.kernel_init,
+                self.bias_init,
+                self.conv_path,
+                name=f"conv{index}",
+            )(values)
+            values = self.activation(values)
+            if layer.pool > 1:
+                window = (layer.pool, layer.pool)
+                values = nn.max_pool(values, window, window, padding="SAME")
+        values = values.reshape(values.shape[0], -1)
+        for index, width in enumerate(self.hidden, 1):
+            values = self.activation(self._dense(width, f"dense{index}")(values))
+        return self._dense(self.classes, "output")(values)
+
+    @property
+    def dense_layers(self) -> tuple[str, ...]:
+        """The names of the dense layers, first to last."""
+        hidden = [f"dense{index}" for index, _ in enumerate(self.hidden, 1)]
+        return (*hidden, "output")
+
+    def _dense(self, width: int, name: str) -> Dense:
+        return Dense(
+            width, kernel_init=self.kernel_init, bias_init=self.bias_init, name=name
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """One line of `gradaudit list`: what a network is made of, and its paper."""
+
+    name: str
+    summary: str
+    paper: str
+    layers: tuple[Layer, ...]
+    hidden: tuple[int, ...] = ()
+    activation: Activation = nn.sigmoid
+    for_attacks: bool = True  # U(-0.5, 0.5) everywhere; else Glorot for training
+
+    def build(
+        self, input_shape: tuple[int, ...], classes: int, path: Path = Path.AUTO
+    ) -> Model:
+        """Returns the model for inputs of this shape."""
+        require(classes >= 2, f"a model needs at least 2 classes, got {classes}")
+        if self.layers and len(input_shape) != 3:
+            raise InputError(
+                f"model {self.name!r} reads images (height, width, channels); the data "
+                f"has shape {input_shape}: use a model without convolutions, as 'mlp'"
+            )
+        init: dict[str, Initializer] = (
+            {"kernel_init": symmetric_uniform, "bias_init": symmetric_uniform}
+            if self.for_attacks
+            else {"kernel_init": _GLOROT, "bias_init": nn.initializers.zeros}
+        )
+        network = ConvNet(
+            layers=self.layers,
+            classes=classes,
+            activation=self.activation,
+            hidden=self.hidden,
+            conv_path=path,
+            **init,
+        )
+        return Model(
+            name=self.name,
+            network=network,
+            input_shape=tuple(input_shape),
+            classes=classes,
+            output_layer="output",
+            input_layer=None
+            if self.layers
+            else ("dense1" if self.hidden else "output"),
+        )
+
+
+# One object: two calls of glorot_uniform() compare unequal and would retrace.
+_GLOROT = nn.initializers.glorot_uniform()
+
+
+def _strided(*strides: int) -> tuple[Layer, ...]:
+    """5x5 convolutions of 12 features, padding 2: the attack papers' nets."""
+    return tuple(Layer(12, 5, stride, padding=2) for stride in strides)
+
+
+_TABLE = (
+    Architecture(
+        "cpl",
+        "4 convolutions 5x5x12, sigmoid, dense; untrained U(-0.5, 0.5)",
+        "Wei et al. 2020 (CPL)",
+        _strided(2, 2, 1, 1),
+    ),
+    Architecture(
+        "dlg",
+        "3 convolutions 5x5x12, sigmoid, dense; untrained U(-0.5, 0.5)",
+        "Zhu et al. 2019 (DLG)",
+        _strided(2, 2, 1),
+    ),
+    Architecture(
+        "dpfl-2conv",
+        "2 convolutions 5x5x12, sigmoid, dense; untrained U(-0.5, 0.5)",
+        "DPFL, grey images",
+        _strided(2, 2),
+    ),
+    Architecture(
+        "dpfl-3conv",
+        "3 convolutions 5x5x12, sigmoid, dense; untrained U(-0.5, 0.5)",
+        "DPFL, colour images",
+        _strided(2, 2, 1),
+    ),
+    Architecture(
+        "cnn",
+        "training CNN: 2 convolutions 3x3 (32, 64), ReLU, dense; Glorot",
+        "Wei et al. 2021 (Fed-CDP), section VII",
+        (Layer(32, 3, 2), Layer(64, 3, 2)),
+        activation=nn.relu,
+        for_attacks=False,
+    ),
+    Architecture(
+        "ldp-cnn",
+        "conv 16@8x8, pool, conv 32@4x4, pool, dense 32, dense; Glorot",
+        "LDP lower bounds, section 5",
+        (Layer(16, 8, 2, pool=2), Layer(32, 4, 2, pool=2)),
+        hidden=(32,),
+        activation=nn.relu,
+        for_attacks=False,
+    ),
+    Architecture(
+        "mlp",
+        "2 hidden dense layers (64, 32), ReLU, for tables; Glorot",
+        "Wei et al. 2021 (Fed-CDP), section VII",
+        (),
+        hidden=(64, 32),
+        activation=nn.relu,
+        for_attacks=False,
+    ),
+)
+
+
+MODELS: dict[str, Architecture] = {entry.name: entry for entry in _TABLE}
+
+
+def build_model(
+    name: str, input_shape: tuple[int, ...], classes: int, path: Path = Path.AUTO
+) -> Model:
+    """Returns a model of the table by name."""
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return MODELS[name].build(input_shape, classes, path)
+
+
+def for_shared_weights(model: Model) -> Model:
+    """Returns the model tuned for many victims that share one set of weights."""
+    network = model.network
+    if (
+        isinstance(network, ConvNet)
+        and network.conv_path is Path.AUTO
+        and jax.default_backend() == "cpu"
+    ):
+        network = network.clone(conv_path=Path.SHARED)
+        return dataclasses.replace(model, network=network)
+    return model

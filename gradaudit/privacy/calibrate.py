@@ -1,0 +1,153 @@
+"""Questions the other way round: which sigma, which step, how many rounds."""
+
+import csv
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Iterable
+
+from gradaudit.errors import InputError, require
+from gradaudit.federation.setting import Federation
+from gradaudit.privacy.account import ask, spend
+from gradaudit.privacy.events import Events, gaussian
+from gradaudit.privacy.statement import Claims, epsilon
+
+_SMALLEST, _LARGEST = 1e-2, 1e6  # the noise multipliers that are searched
+
+
+_LIMIT = 1e300  # brentq wants finite values
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """When a budget runs out: the first step whose epsilon exceeds it, or None.
+
+    `final` is epsilon after all steps.
+    """
+
+    step: int | None
+    final: float
+
+
+def calibrate(
+    target: float, q: float, steps: int, delta: float = 1e-5, method: str = "pld"
+) -> float:
+    """Returns the smallest constant sigma whose epsilon is at most `target`."""
+    _check_target(target)
+
+    def excess(log_sigma: float) -> float:
+        events = gaussian(math.exp(log_sigma), q, steps)
+        return min(spend(method, events, delta).epsilon, _LIMIT) - target
+
+    low, high = math.log(_SMALLEST), math.log(_LARGEST)
+    floor = excess(high) + target
+    require(
+        floor <= target,
+        f"{method} can't show epsilon = {target:g}: it never goes below {floor:.4g} "
+        f"for q = {q:g}, {steps} steps and delta = {delta:g}; try rdp or pld",
+    )
+    require(
+        excess(low) > 0,
+        f"epsilon = {target:g} is reached with less noise than sigma = {_SMALLEST:g} "
+        f"by {method}; ask for a smaller epsilon",
+    )
+    return math.exp(_bisect(excess, low, high))
+
+
+def exhausted_at(
+    target: float,
+    events: Events,
+    delta: float = 1e-5,
+    method: str = "pld",
+    convention: str = "clean",
+) -> Stop:
+    """Returns the first step at which the budget `target` is exceeded."""
+    _check_target(target)
+    answering, asked = ask(method, events, delta, convention)
+    step = answering.first_over(target, asked, delta)
+    if step is not None:
+        step = max(1, step - (asked.steps - events.steps))
+    return Stop(step, answering.epsilon(asked, delta))
+
+
+def first_reaching(log: Iterable[tuple[int, float]], accuracy: float) -> int:
+    """Returns the first step (or round) of a training log that reaches an accuracy.
+
+    Args:
+      log: pairs of (step, accuracy), counted from 1.
+      accuracy: the target.
+    """
+    entries = sorted(log)
+    require(len(entries) > 0, "the training log is empty")
+    for step, reached in entries:
+        if reached >= accuracy:
+            return step
+    best = max(reached for _, reached in entries)
+    raise InputError(
+        f"accuracy {accuracy:g} is never reached in the training log; "
+        f"the best is {best:g}"
+    )
+
+
+def read_log(path: str | pathlib.Path) -> list[tuple[int, float]]:
+    """Reads a CSV training log with the columns `accuracy` and `round` or `step`."""
+    try:
+        with pathlib.Path(path).open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise InputError(f"can't read the training log {path}: {error}") from None
+    columns = set(rows[0]) if rows else set()
+    step = next((name for name in ("step", "round") if name in columns), None)
+    require(
+        step is not None and "accuracy" in columns,
+        f"the training log {path} needs the columns accuracy and round (or step), "
+        f"got {', '.join(sorted(columns)) or 'none'}",
+    )
+    try:
+        return [(int(row[str(step)]), float(row["accuracy"])) for row in rows]
+    except ValueError as error:
+        raise InputError(f"the training log {path}: {error}") from None
+
+
+def _bisect(excess: Callable[[float], float], low: float, high: float) -> float:
+    """Returns a point on the private side, where excess <= 0."""
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return high
+
+
+def _check_target(target: float) -> None:
+    require(
+        math.isfinite(target) and target > 0,
+        f"the target epsilon must be positive and finite, got {target}",
+    )
+
+
+def affordable_rounds(
+    target: float,
+    defense: Claims,
+    federation: Federation,
+    tensors: int,
+    delta: float = 1e-5,
+) -> int:
+    """Returns how many of the federation's rounds stay within epsilon = target.
+
+    The epsilon is what the defense claims, composed tightly; the training's result
+    says beside it what really holds.
+    """
+    privacy = epsilon(defense, federation, delta=delta, tensors=tensors)
+    if privacy.events is None:
+        raise InputError(
+            f"defense {defense.name!r} claims no finite epsilon, so it can't have a "
+            "target; choose one that clips and adds noise, as fed-cdp"
+        )
+    stop = exhausted_at(target, privacy.events, delta).step
+    if stop is None:
+        return federation.rounds
+    rounds = (stop - 1) // (privacy.steps // federation.rounds)
+    require(
+        rounds > 0,
+        f"not even one round under {defense.name!r} stays within epsilon = {target:g}",
+    )
+    return rounds

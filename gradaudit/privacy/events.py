@@ -1,0 +1,181 @@
+"""Privacy events: which noisy releases a unit's data takes part in, in order."""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gradaudit.errors import require
+
+FloatArray = npt.NDArray[np.float64]
+
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Unit(enum.Enum):
+    """Whose presence the guarantee hides."""
+
+    EXAMPLE = "example"
+    CLIENT = "client"
+
+    @property
+    def relation(self) -> str:
+        """Returns the neighbouring relation in words."""
+        return f"add or remove one {self.value}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Events:
+    """A sequence of noisy releases, as runs of equal steps.
+
+    `noise` is the noise multiplier sigma of a Gaussian release, or the epsilon of a
+    `pure` one. Each step takes part with probability `rate` (Poisson sampling).
+    """
+
+    noise: FloatArray  # (runs,)
+    rate: FloatArray  # (runs,)
+    pure: BoolArray  # (runs,)
+    count: IntArray  # (runs,) how many steps in a row
+
+    @property
+    def steps(self) -> int:
+        """Returns how many releases there are."""
+        return int(self.count.sum())
+
+    @property
+    def is_constant(self) -> bool:
+        """Returns whether every step is the same."""
+        return len(self.merged().noise) == 1
+
+    def between(self, start: int, end: int) -> "Events":
+        """Returns steps start + 1 .. end."""
+        last = np.cumsum(self.count)
+        before = last - self.count
+        count = np.maximum(np.minimum(last, end) - np.maximum(before, start), 0)
+        return dataclasses.replace(self, count=count)._only(count > 0)
+
+    def first(self, steps: int) -> "Events":
+        """Returns the first steps."""
+        return self.between(0, steps)
+
+    def extended(self, steps: int) -> "Events":
+        """Returns the events with the last one repeated this many times more."""
+        count = self.count.copy()
+        count[-1] += steps
+        return dataclasses.replace(self, count=count)
+
+    def repeated(self, times: int) -> "Events":
+        """Returns the events with every step repeated in place."""
+        return dataclasses.replace(self, count=self.count * times)
+
+    def merged(self) -> "Events":
+        """Returns equal steps as one run each, sorted: the order carries no privacy."""
+        table = np.stack([self.noise, self.rate, self.pure.astype(float)], axis=1)
+        rows, index = np.unique(table, axis=0, return_inverse=True)
+        count = np.bincount(index, weights=self.count).astype(np.int64)
+        return Events(rows[:, 0], rows[:, 1], rows[:, 2].astype(bool), count)
+
+    def __add__(self, other: "Events") -> "Events":
+        """Returns these events followed by the other's."""
+        return Events(
+            np.concatenate([self.noise, other.noise]),
+            np.concatenate([self.rate, other.rate]),
+            np.concatenate([self.pure, other.pure]),
+            np.concatenate([self.count, other.count]),
+        )
+
+    def _only(self, kept: BoolArray) -> "Events":
+        return Events(
+            self.noise[kept], self.rate[kept], self.pure[kept], self.count[kept]
+        )
+
+
+def gaussian(
+    sigma: float | Sequence[float] | FloatArray,
+    q: float | Sequence[float] | FloatArray,
+    steps: int | None = None,
+) -> Events:
+    """Returns Gaussian releases with noise multiplier sigma and sampling rate q.
+
+    Args:
+      sigma: one number for all steps, or one per step.
+      q: one number for all steps, or one per step.
+      steps: how many; may be left out when sigma or q has one value per step.
+    """
+    return _events("sigma", sigma, q, steps, pure=False)
+
+
+def pure(
+    epsilon: float | Sequence[float] | FloatArray,
+    q: float | Sequence[float] | FloatArray,
+    steps: int | None = None,
+) -> Events:
+    """Returns releases that are epsilon-DP each (Laplace, LDP randomizers)."""
+    return _events("epsilon", epsilon, q, steps, pure=True)
+
+
+def from_sensitivity_trace(
+    noise_std: float, sensitivities: Sequence[float] | FloatArray, q: float
+) -> Events:
+    """Returns the events of noise of one fixed std under a changing sensitivity.
+
+    sigma_t = std / S_t (Wei & Liu 2022, Table VII); `sensitivities` is a recorded
+    trace of S, one value per step.
+    """
+    require(
+        math.isfinite(noise_std) and noise_std > 0,
+        f"the noise std must be positive, got {noise_std}",
+    )
+    trace = np.atleast_1d(np.asarray(sensitivities, float))
+    require(
+        bool(np.all(np.isfinite(trace) & (trace > 0))),
+        "every sensitivity of the trace must be positive and finite",
+    )
+    return gaussian(noise_std / trace, q)
+
+
+def check_delta(delta: float) -> None:
+    """Raises unless delta can be one."""
+    require(0 < delta < 1, f"delta must lie in (0, 1), got {delta}")
+
+
+def _events(
+    name: str,
+    noise: float | Sequence[float] | FloatArray,
+    q: float | Sequence[float] | FloatArray,
+    steps: int | None,
+    *,
+    pure: bool,
+) -> Events:
+    noises, rates = np.atleast_1d(np.asarray(noise, float), np.asarray(q, float))
+    runs = max(len(noises), len(rates))
+    if steps is None:
+        steps = runs
+    require(steps >= 1, f"steps must be at least 1, got {steps}")
+    for what, values in ((name, noises), ("q", rates)):
+        require(
+            len(values) in (1, steps),
+            f"{what} must be one number or {steps} numbers, got {len(values)}",
+        )
+    _check_all(noises, noises > 0, f"{name} must be positive and finite")
+    _check_all(rates, (rates > 0) & (rates <= 1), "q must lie in (0, 1]")
+    return Events(
+        np.broadcast_to(noises, (runs,)).copy(),
+        np.broadcast_to(rates, (runs,)).copy(),
+        np.full(runs, pure),
+        np.full(runs, steps // runs, np.int64),
+    )
+
+
+def _check_all(values: FloatArray, in_range: BoolArray, message: str) -> None:
+    wrong = np.flatnonzero(~(np.isfinite(values) & in_range))
+    if len(wrong):
+        where = f" in step {wrong[0]}" if len(values) > 1 else ""
+        require(False, f"{message}, got {values[wrong[0]]}{where}")

@@ -1,0 +1,172 @@
+"""The privacy loss distribution: tight up to its grid, by dp-accounting.
+
+Everything that is rounded here is rounded towards more privacy loss, so the answer
+stays an upper bound.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from gradaudit.privacy.events import Events, FloatArray
+from gradaudit.privacy.renyi import amplified
+
+_MOST_POINTS = 500_000  # of one step's loss distribution
+
+
+_ONE_STAGE = 10_000
+
+
+_PURE_CELLS = 512  # between a loss of 0 and the largest loss of a pure step
+
+
+@dataclasses.dataclass(frozen=True)
+class LossDistribution:
+    """Composes the loss distributions of all steps and reads epsilon off the result.
+
+    `resolution` is the grid's width as a share of a step's typical loss. More than
+    `scales` different noise scales are rounded down to that many.
+    """
+
+    resolution: float = 0.07
+    scales: int = 256
+
+    def epsilon(self, events: Events, delta: float) -> float:
+        """Returns epsilon after all steps."""
+        rounded = self._rounded(events)
+        grid = self._grid(rounded)
+        if not math.isfinite(grid):
+            return math.inf
+        return _epsilon(_loss(rounded, grid), delta)
+
+    def curve(self, events: Events, delta: float, points: int = 24) -> FloatArray:
+        """Returns epsilon after each step, interpolated between `points` of them."""
+        rounded = self._rounded(events)
+        grid = self._grid(rounded)
+        if not math.isfinite(grid):
+            return np.full(events.steps, np.inf)
+        ends = np.unique(np.geomspace(1, events.steps, points).astype(int)).tolist()
+        values, loss = [], None
+        for start, end in zip([0, *ends], ends, strict=False):
+            part = _loss(rounded.between(start, end), grid)
+            loss = part if loss is None else loss.compose(part)
+            values.append(_epsilon(loss, delta))
+        return np.interp(np.arange(1, events.steps + 1), ends, values)
+
+    def first_over(self, target: float, events: Events, delta: float) -> int | None:
+        """Returns the first step whose epsilon exceeds the target, or None.
+
+        A bisection that composes each half onto what came before it.
+        """
+        rounded = self._rounded(events)
+        grid = self._grid(rounded)
+        if not math.isfinite(grid):
+            return 1
+        within, over, loss = 0, events.steps + 1, None
+        while over - within > 1:
+            middle = (within + over) // 2
+            part = _loss(rounded.between(within, middle), grid)
+            longer = part if loss is None else loss.compose(part)
+            if _epsilon(longer, delta) > target:
+                over = middle
+            else:
+                within, loss = middle, longer
+        return over if over <= events.steps else None
+
+    def spent_delta(self, events: Events, delta: float) -> float:
+        """Returns delta: nothing else is spent."""
+        return delta
+
+    def _rounded(self, events: Events) -> Events:
+        """Returns the events with few different noise scales, none of them larger."""
+        scales = np.unique(events.noise[~events.pure])
+        if len(scales) <= self.scales:
+            return events
+        # epsilon grows with the sum of 1 / sigma^2, so the grid is even in that.
+        precision = 1 / np.square(events.noise)
+        low, high = 1 / scales[-1] ** 2, 1 / scales[0] ** 2
+        grid = np.linspace(low, high, self.scales)
+        above = np.minimum(np.searchsorted(grid, precision), self.scales - 1)
+        lowered = np.minimum(1 / np.sqrt(grid[above]), events.noise)
+        lowered = np.where(above == self.scales - 1, scales[0], lowered)
+        noise = np.where(events.pure, events.noise, lowered)
+        return dataclasses.replace(events, noise=noise)
+
+    def _grid(self, events: Events) -> float:
+        """Returns the width of the grid of losses; infinite if none is fine enough."""
+        runs = events.merged()
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            precision = 1 / np.square(runs.noise)
+            variance = np.minimum(
+                np.square(runs.rate) * np.expm1(precision),
+                runs.rate * ((1 - runs.rate) * np.square(precision / 2) + precision),
+            )
+            tail = np.where(
+                runs.pure, runs.noise, precision / 2 + 10 * np.sqrt(precision)
+            )
+        largest = amplified(tail, runs.rate).max()
+        if runs.pure.any():
+            # Two losses only, +e and -e: a grid that e is a multiple of is exact.
+            epsilon = amplified(runs.noise[runs.pure], runs.rate[runs.pure]).max()
+            width = epsilon / _PURE_CELLS * (1 + 1e-9)
+        else:
+            mean = np.average(variance, weights=runs.count)
+            width = min(self.resolution * math.sqrt(mean), 1.0)
+        limit = _MOST_POINTS * width
+        return float(width) if largest < limit and width <= 1.0 else math.inf
+
+
+@functools.lru_cache(maxsize=2048)
+def _step_loss(noise: float, rate: float, pure: bool, grid: float) -> Any:
+    from dp_accounting.pld import common
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    if pure:
+        epsilon = float(amplified(np.asarray(noise), np.asarray(rate)))
+        return pld.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(epsilon, 0.0),
+            value_discretization_interval=grid,
+        )
+    return pld.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=grid
+    )
+
+
+def _loss(events: Events, grid: float) -> Any:
+    runs = events.merged()
+    rows = zip(runs.noise, runs.rate, runs.pure, runs.count.tolist(), strict=True)
+    with np.errstate(all="ignore"):
+        return _compose(
+            [
+                _repeat(_step_loss(float(noise), float(rate), bool(pure), grid), count)
+                for noise, rate, pure, count in rows
+            ]
+        )
+
+
+def _epsilon(loss: Any, delta: float) -> float:
+    with np.errstate(all="ignore"):
+        epsilon = float(loss.get_epsilon_for_delta(delta))
+    return epsilon if math.isfinite(epsilon) else math.inf
+
+
+def _repeat(loss: Any, count: int) -> Any:
+    """Composes with itself; in two stages if often, so that the tails are cut early."""
+    if count <= _ONE_STAGE:
+        return loss.self_compose(count)
+    stage = math.isqrt(count)
+    whole = loss.self_compose(stage).self_compose(count // stage)
+    rest = count % stage
+    return whole.compose(loss.self_compose(rest)) if rest else whole
+
+
+def _compose(parts: list[Any]) -> Any:
+    """Composes in pairs, so that long convolutions are few."""
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        rest = parts[-1:] if len(parts) % 2 else []
+        parts = [left.compose(right) for left, right in pairs] + rest
+    return parts[0]

@@ -1,0 +1,213 @@
+"""The composition methods. A method is what a step costs, and what the costs sum to.
+
+Papers: base, advanced, optimal composition, zCDP and the moments accountant as in
+Wei & Liu 2022, section III.B; the Renyi accountant with the improved conversion of
+Canonne, Kamath & Steinke 2020, Proposition 12.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from gradaudit.privacy.events import Events, FloatArray
+from gradaudit.privacy.loss import LossDistribution
+from gradaudit.privacy.renyi import (
+    CLASSIC_ORDERS,
+    DENSE_ORDERS,
+    amplified,
+    classic_curves,
+    dense_curves,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Additive:
+    """A method whose costs add up over steps.
+
+    `costs(events, delta)` is (runs, k), `convert(sums, delta)` maps (..., k) to
+    epsilon. `delta_per_step` says that delta is that of each Gaussian release, so
+    that the composition spends more of it.
+    """
+
+    costs: Callable[[Events, float], FloatArray]
+    convert: Callable[[FloatArray, float], FloatArray]
+    delta_per_step: bool = False
+    delta_slack: bool = False
+
+    def epsilon(self, events: Events, delta: float) -> float:
+        """Returns epsilon after all steps."""
+        runs = events.merged()
+        with np.errstate(all="ignore"):
+            sums = runs.count @ self.costs(runs, delta)
+            return _number(self.convert(sums, delta))
+
+    def curve(self, events: Events, delta: float) -> FloatArray:
+        """Returns epsilon after each step, (steps,)."""
+        with np.errstate(all="ignore"):
+            costs = np.repeat(self.costs(events, delta), events.count, axis=0)
+            values = self.convert(np.cumsum(costs, axis=0), delta)
+        return np.nan_to_num(values, nan=np.inf, posinf=np.inf)
+
+    def first_over(self, target: float, events: Events, delta: float) -> int | None:
+        """Returns the first step whose epsilon exceeds the target, or None."""
+        over = np.flatnonzero(self.curve(events, delta) > target)
+        return int(over[0]) + 1 if len(over) else None
+
+    def spent_delta(self, events: Events, delta: float) -> float:
+        """Returns the delta that the composition really spends."""
+        if not self.delta_per_step:
+            return delta
+        slack = delta if self.delta_slack else 0.0
+        expected = np.sum(events.count * events.rate * ~events.pure)
+        return min(1.0, slack + delta * float(expected))
+
+
+def _number(value: FloatArray) -> float:
+    number = float(value)
+    return math.inf if math.isnan(number) else number
+
+
+def gaussian_epsilon_scale(delta: float) -> float:
+    """Returns sigma * epsilon_0 of the Gaussian mechanism, sqrt(2 ln(1.25 / delta))."""
+    return math.sqrt(2 * math.log(1.25 / delta))
+
+
+def step_epsilons(events: Events, delta: float) -> FloatArray:
+    """Returns each step's epsilon after amplification by sampling, (runs,)."""
+    alone = np.where(
+        events.pure, events.noise, gaussian_epsilon_scale(delta) / events.noise
+    )
+    return amplified(alone, events.rate)
+
+
+def _base_costs(events: Events, delta: float) -> FloatArray:
+    return step_epsilons(events, delta)[:, None]
+
+
+def _advanced_costs(events: Events, delta: float) -> FloatArray:
+    epsilon = step_epsilons(events, delta)
+    return np.stack([epsilon * np.expm1(epsilon), np.square(epsilon)], axis=1)
+
+
+def _divergence_costs(events: Events, delta: float) -> FloatArray:
+    """(exp(e) - 1) e / (exp(e) + 1), and e^2."""
+    epsilon = step_epsilons(events, delta)
+    return np.stack([epsilon * np.tanh(epsilon / 2), np.square(epsilon)], axis=1)
+
+
+def _zcdp_costs(events: Events, delta: float) -> FloatArray:
+    pure = np.square(step_epsilons(events, delta)) / 2
+    gaussian = np.square(events.rate / events.noise)
+    return np.where(events.pure, pure, gaussian)[:, None]
+
+
+def _sum(sums: FloatArray, delta: float) -> FloatArray:
+    return sums[..., 0]
+
+
+def _with_slack(sums: FloatArray, slack: FloatArray) -> FloatArray:
+    epsilon: FloatArray = sums[..., 0] + np.sqrt(2 * sums[..., 1] * slack)
+    return epsilon
+
+
+def _advanced(sums: FloatArray, delta: float) -> FloatArray:
+    slack = np.full_like(sums[..., 1], math.log(1 / delta))
+    return _with_slack(sums, slack)
+
+
+def _optimal(sums: FloatArray, delta: float) -> FloatArray:
+    slack = np.log(math.e + np.sqrt(sums[..., 1]) / delta)
+    return _with_slack(sums, slack)
+
+
+def _zcdp(sums: FloatArray, delta: float) -> FloatArray:
+    rho: FloatArray = sums[..., 0]
+    epsilon: FloatArray = rho + 2 * np.sqrt(rho * math.log(1 / delta))
+    return epsilon
+
+
+def _classic_conversion(sums: FloatArray, delta: float) -> FloatArray:
+    orders = np.asarray(CLASSIC_ORDERS)
+    epsilon: FloatArray = np.min(sums + math.log(1 / delta) / (orders - 1), axis=-1)
+    return epsilon
+
+
+def _improved_conversion(sums: FloatArray, delta: float) -> FloatArray:
+    orders = np.asarray(DENSE_ORDERS)
+    each = sums + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+    # delta <= sqrt(1 - exp(-KL)): then nothing is spent at this delta.
+    free = np.expm1(-sums) + delta**2 > 0
+    epsilon: FloatArray = np.min(np.where(free, 0.0, each), axis=-1)
+    return np.maximum(epsilon, 0.0)
+
+
+BASE = Additive(_base_costs, _sum, delta_per_step=True)
+
+
+ADVANCED = Additive(_advanced_costs, _advanced, delta_per_step=True, delta_slack=True)
+
+
+# Equation 3 of Wei & Liu 2022 as printed; their Table V has the form above.
+ADVANCED_AS_PRINTED = Additive(
+    _divergence_costs, _advanced, delta_per_step=True, delta_slack=True
+)
+
+
+OPTIMAL = Additive(_divergence_costs, _optimal, delta_per_step=True, delta_slack=True)
+
+
+ZCDP = Additive(_zcdp_costs, _zcdp)
+
+
+MOMENTS = Additive(lambda events, _: classic_curves(events), _classic_conversion)
+
+
+RENYI = Additive(lambda events, _: dense_curves(events), _improved_conversion)
+
+
+Method = Additive | LossDistribution
+
+
+Question = tuple[Method, Events]
+
+
+_PUBLISHED = (BASE, ADVANCED, OPTIMAL, ZCDP, MOMENTS)
+
+
+_EXACT_STEPS = 10_000  # the one horizon that is counted as it is
+
+
+def clean(method: Method, events: Events, delta: float) -> Question:
+    """Returns the question unchanged."""
+    return method, events
+
+
+def as_published(method: Method, events: Events, delta: float) -> Question:
+    """Returns the question that the papers' printed number answers.
+
+    One noise scale for all steps: T steps are counted as T + 1 (10,000 as 10,000),
+    and base and advanced composition round the Gaussian mechanism's epsilon to three
+    digits (0.807 for sigma = 6). A schedule of noise scales: advanced composition is
+    equation 3 as printed, and the moments accountant counts one step more.
+    """
+    if method not in _PUBLISHED:
+        return method, events
+    if events.is_constant:
+        if method in (BASE, ADVANCED) and not events.pure.any():
+            events = _rounded(events, delta)
+        return method, events.extended(int(events.steps != _EXACT_STEPS))
+    if method == ADVANCED:
+        return ADVANCED_AS_PRINTED, events
+    return method, events.extended(int(method == MOMENTS))
+
+
+def _rounded(events: Events, delta: float) -> Events:
+    scale = gaussian_epsilon_scale(delta)
+    epsilon = round(scale / float(events.noise[0]), 3)
+    if epsilon == 0:
+        return events
+    return dataclasses.replace(
+        events, noise=np.full_like(events.noise, scale / epsilon)
+    )

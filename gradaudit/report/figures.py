@@ -1,0 +1,302 @@
+"""Figures: what was private and what was rebuilt, curves, epsilon."""
+
+import pathlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradaudit.errors import InputError
+from gradaudit.privacy.account import METHODS, ask
+from gradaudit.privacy.events import Events, FloatArray
+from gradaudit.report import metrics
+
+if TYPE_CHECKING:
+    from gradaudit.distinguish.cells import Cell
+    from gradaudit.distinguish.ldp_sgd import NormPoint
+    from gradaudit.report.result import AttackResult, Picture, TrainingResult
+
+_SIDE = 1.15  # inches of an image
+
+
+_COLUMNS = 8  # frames of a row, the last one being what was handed in
+
+
+_LINES = 200  # searches that are drawn; more are a blot
+
+
+def save_all(result: "AttackResult", folder: pathlib.Path) -> list[pathlib.Path]:
+    """Writes every figure that makes sense for the result; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    if result.pictures and result.truth.ndim == 5 and result.truth.shape[-1] in (1, 3):
+        written.append(_save(reconstruction_grid(result), folder / "victims.png"))
+    if any(len(trace.rmse) > 1 for trace in result.traces):
+        written.append(_save(convergence(result), folder / "convergence.png"))
+    return written
+
+
+def reconstruction_grid(result: "AttackResult") -> Any:
+    """Rows are private images; columns the truth, the iterates, the hand-in."""
+    from matplotlib.figure import Figure
+
+    rows = [
+        (picture, example)
+        for picture in result.pictures
+        for example in range(len(picture.truth))
+    ][:12]
+    shown = _iterations_shown(result)
+    columns = ["private", *(f"iteration {i}" for i in shown), "rebuilt"]
+    height, width = result.truth.shape[2:4]
+    gap = max(1, width // 12)
+    tops = np.arange(len(rows)) * (height + gap)
+    lefts = np.arange(len(columns)) * (width + gap)
+    # One picture of them all: an axis for each would take seconds.
+    canvas = np.ones((tops[-1] + height, lefts[-1] + width, 3))
+    for top, (picture, example) in zip(tops, rows, strict=True):
+        for left, image in zip(lefts, _film(picture, example, shown), strict=True):
+            canvas[top : top + height, left : left + width] = image
+    figure = Figure(
+        figsize=(
+            len(columns) * _SIDE + 0.6,
+            len(rows) * _SIDE * height / width + 0.5,
+        ),
+        layout="constrained",
+    )
+    axis = figure.subplots()
+    axis.imshow(canvas)
+    axis.set_xticks(lefts + (width - 1) / 2, columns)
+    axis.set_yticks(tops + (height - 1) / 2, [f"{p.rmse:.1e}" for p, _ in rows])
+    axis.xaxis.tick_top()
+    axis.yaxis.tick_right()
+    axis.tick_params(length=0, labelsize=7)
+    axis.spines[:].set_visible(False)
+    asr = result.asr
+    config = result.config
+    figure.suptitle(
+        f"type {config['type']}  {config['method']} against {config['defense']} on "
+        f"{config['dataset']}: ASR {asr.value:.2f} [{asr.low:.2f}, {asr.high:.2f}] at "
+        f"RMSE <= {config['success_rmse']:g} (RMSE at the right)",
+        fontsize=8,
+    )
+    return figure
+
+
+def _film(picture: "Picture", example: int, shown: list[int]) -> list[Any]:
+    """Returns one private image, what the search had of it over time, and the end.
+
+    A batch has no order that an attacker could know: the row shows its best match.
+    """
+    matched = metrics.match(picture.truth, np.nan_to_num(picture.final))[example]
+    film = [picture.truth[example]]
+    white = np.ones_like(film[0])
+    for iteration in shown:
+        earlier = [i for i in picture.frames if i <= iteration]
+        film.append(picture.frames[max(earlier)][matched] if earlier else white)
+    film.append(picture.final[matched])
+    return [np.clip(np.nan_to_num(image, nan=1.0), 0.0, 1.0) for image in film]
+
+
+def convergence(result: "AttackResult") -> Any:
+    """RMSE (for the evaluator only) and the attacker's objective over iterations."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 2.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for trace in result.traces[:_LINES]:
+        steps = np.arange(1, len(trace.rmse) + 1)
+        left.plot(steps, trace.rmse, color="tab:blue", alpha=0.3, linewidth=0.8)
+        right.plot(steps, trace.objective, color="tab:red", alpha=0.3, linewidth=0.8)
+    left.axhline(result.config["success_rmse"], color="black", linestyle=":")
+    left.set_title("RMSE of the selected iterate (evaluator)", fontsize=8)
+    right.set_title("objective (all that the attacker sees)", fontsize=8)
+    for axis in (left, right):
+        axis.set_yscale("log")
+        axis.set_xlabel("attack iteration", fontsize=8)
+        axis.tick_params(labelsize=7)
+    if max(len(trace.rmse) for trace in result.traces) > 60:
+        for axis in (left, right):
+            axis.set_xscale("log")
+    return figure
+
+
+def _iterations_shown(result: "AttackResult") -> list[int]:
+    every = sorted({i for picture in result.pictures for i in picture.frames})
+    if len(every) <= _COLUMNS - 2:
+        return every
+    chosen = np.linspace(0, len(every) - 1, _COLUMNS - 2).round().astype(int)
+    return [every[i] for i in chosen]
+
+
+def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def plot_curve(result: "TrainingResult", path: Path) -> None:
+    """Draws accuracy, and the gradient's norm before and after the defense."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    accuracy, norms = figure.subplots(1, 2)
+    measured = [r for r in result.history if r.accuracy is not None]
+    accuracy.plot([r.round for r in measured], [r.accuracy for r in measured], ".-")
+    accuracy.set(xlabel="round", ylabel="validation accuracy")
+    rounds = [r.round for r in result.history]
+    for name, style in (("norm_before", "-"), ("norm_after", "--")):
+        values = [_joint(getattr(r, name)) for r in result.history]
+        label = name.replace("norm_", "") + " the defense"
+        norms.plot(rounds, values, style, label=label)
+    norms.set(xlabel="round", ylabel="norm of the batch gradient", yscale="log")
+    norms.legend()
+    figure.savefig(path, dpi=150)
+
+
+def _joint(norms: tuple[float, ...]) -> float:
+    return float(sum(norm**2 for norm in norms) ** 0.5)
+
+
+_LABELS = {
+    "base": "base composition",
+    "advanced": "advanced composition",
+    "optimal": "optimal composition",
+    "zcdp": "zCDP",
+    "moments": "moments accountant",
+    "rdp": "Renyi, improved conversion",
+    "pld": "loss distribution (tight)",
+}
+
+
+_MOST_POINTS = 400
+
+
+def plot_over_steps(
+    path: str | pathlib.Path,
+    events: Events,
+    delta: float,
+    convention: str = "clean",
+    target: float | None = None,
+) -> None:
+    """Writes the picture; the format follows from the file's name."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    shown = np.unique(np.linspace(1, events.steps, _MOST_POINTS).astype(int))
+    for index, name in enumerate(METHODS):
+        method, asked = ask(name, events, delta, convention)
+        curve = method.curve(asked, delta)[asked.steps - events.steps :][shown - 1]
+        width = 2.6 if name == "pld" else 1.4
+        axes.plot(shown, curve, color=f"C{index}", linewidth=width)
+        axes.plot([], [], color=f"C{index}", linewidth=width, label=_label(name, curve))
+    if target is not None:
+        label = f"target: {target:g}"
+        axes.axhline(target, color="black", linestyle=":", linewidth=1, label=label)
+    axes.set(
+        xlabel="step",
+        ylabel=rf"$\varepsilon$ at $\delta$ = {delta:g}",
+        yscale="log",
+        xlim=(1, max(2, events.steps)),
+        title="Privacy spent, by accounting method",
+    )
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"can't write the plot {path}: {error}") from None
+
+
+def _label(name: str, curve: FloatArray) -> str:
+    return f"{_LABELS[name]}: {curve[-1]:.4g}"
+
+
+_STYLE = {
+    "white": {"color": "#c44e52", "marker": "o", "label": "white box"},
+    "black": {"color": "#4c72b0", "marker": "s", "label": "black box"},
+}
+
+
+def save_epsilon_figure(cells: "Sequence[Cell]", path: Path) -> None:
+    """Draws one panel per adversary: both boxes, mean and spread, and y = x."""
+    names = list(dict.fromkeys(cell.adversary for cell in cells))
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    figure, grid = _figure(rows, columns)
+    top = 1.15 * max(cell.epsilon for cell in cells)
+    for axes, name in zip(grid.flat, names, strict=False):
+        _identity(axes, top)
+        for box, style in _STYLE.items():
+            chosen = [
+                cell
+                for cell in cells
+                if (cell.adversary, cell.box.value) == (name, box)
+            ]
+            if chosen:
+                _errorbar(axes, chosen, style)
+        axes.set_title(name.replace("-", " "), fontsize=10)
+    for axes in grid.flat[len(names) :]:
+        axes.set_visible(False)
+    for axes in grid[-1, :]:
+        axes.set_xlabel("theoretical ε")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("measured ε")
+    grid[0, 0].legend(fontsize=8, loc="upper left")
+    _save_plain(figure, path)
+
+
+def save_norm_figure(points: "Sequence[NormPoint]", path: Path) -> None:
+    """Draws epsilon against the norm of a dummy gradient, measured and exact."""
+    figure, grid = _figure(1, 1)
+    axes = grid[0, 0]
+    for index, epsilon in enumerate(dict.fromkeys(point.epsilon for point in points)):
+        chosen = [point for point in points if point.epsilon == epsilon]
+        norms = [point.norm for point in chosen]
+        color = f"C{index}"
+        axes.plot(norms, [point.exact for point in chosen], "-", color=color, lw=1)
+        axes.errorbar(
+            norms,
+            [point.mean for point in chosen],
+            [point.spread for point in chosen],
+            fmt="o",
+            ms=4,
+            color=color,
+            label=f"ε = {epsilon:g}",
+        )
+    axes.axvline(1.0, color="grey", ls=":", lw=1)
+    axes.set_xlabel("norm of the gradient / clip (line: exact law)")
+    axes.set_ylabel("measured ε, white box")
+    axes.legend(fontsize=8)
+    _save_plain(figure, path)
+
+
+def _figure(rows: int, columns: int) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(
+        figsize=(1.2 + 2.9 * columns, 0.8 + 2.5 * rows), layout="constrained"
+    )
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    return figure, grid
+
+
+def _identity(axes: Any, top: float) -> None:
+    axes.plot([0, top], [0, top], ls="--", lw=1, color="grey", label="measured = ε")
+    axes.axhline(0, lw=0.5, color="grey")
+    axes.grid(alpha=0.2)
+
+
+def _errorbar(axes: Any, cells: "list[Cell]", style: dict[str, str]) -> None:
+    # An infinite estimate (no error seen) is drawn at what its trials could prove.
+    means = [cell.mean if np.isfinite(cell.mean) else cell.ceiling for cell in cells]
+    spreads = np.nan_to_num([cell.spread for cell in cells])
+    epsilons = [cell.epsilon for cell in cells]
+    axes.errorbar(epsilons, means, spreads, lw=1.2, ms=4, capsize=2, **style)
+
+
+def _save_plain(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,67 @@
+"""The tables that the attack tests run over, and small victims to run them on."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+
+from gradaudit.attacks import PRESETS, Matching, Victims, cpl
+from gradaudit.data import load_dataset
+from gradaudit.models.gradients import batch_gradient, one_hot
+from gradaudit.models.model import Model
+from gradaudit.models.networks import MODELS, build_model
+from gradaudit.types import Leakage, Observation, PyTree, Victim
+
+MATCHING = [name for name, p in PRESETS.items() if isinstance(p.make(), Matching)]
+IMAGE_MODELS = [name for name in MODELS if name != "mlp"]
+
+
+# Most tests share one configuration, so that it is compiled once.
+MODEL, COUNT, SLOTS = "dpfl-2conv", 4, 4
+
+
+def leak(
+    model: Model, inputs: np.ndarray, labels: np.ndarray, seed: int = 0
+) -> tuple[Observation, Victim]:
+    """Returns the gradient of one batch and whose it is."""
+    params, gradient = _first_gradient(model, seed, inputs, labels)
+    kind = Leakage.EXAMPLE if len(inputs) == 1 else Leakage.CLIENT
+    observation = Observation(params, gradient, None, kind, batch_size=len(inputs))
+    return observation, Victim(inputs, labels)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _first_gradient(
+    model: Model, seed: int, inputs: jax.Array, labels: jax.Array
+) -> tuple[PyTree, PyTree]:
+    params = model.init(jax.random.key(seed))
+    targets = one_hot(labels, model.classes)
+    return params, batch_gradient(model, params, inputs, targets)
+
+
+def digit_victims(
+    count: int = COUNT, model_name: str = MODEL
+) -> tuple[Model, Victims, object]:
+    """Returns a model, `count` type-2 victims of the digits, and the dataset."""
+    digits = load_dataset("digits")
+    model = build_model(model_name, digits.shape, digits.classes)
+    params = model.init(jax.random.key(7))
+    gradients = jax.jit(
+        jax.vmap(lambda x, y: batch_gradient(model, params, x[None], y[None]))
+    )(digits.inputs[:count], one_hot(digits.labels[:count], digits.classes))
+    gradients = jax.tree.map(np.asarray, gradients)
+
+    def observe(ids: np.ndarray) -> Observation:
+        return Observation(params, jax.tree.map(lambda leaf: leaf[ids], gradients))
+
+    return model, Victims(count, observe), digits
+
+
+def quick(attack: Matching, iterations: int = 3) -> Matching:
+    """Returns the attack with a small budget."""
+    stop = dataclasses.replace(attack.stop, iterations=iterations)
+    return dataclasses.replace(attack, stop=stop)
+
+
+QUICK = quick(cpl(), 12)

@@ -1,0 +1,287 @@
+"""What every attack must hold, over the table of all of them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradaudit.attacks import PRESETS, Victims, cpl
+from gradaudit.attacks.labels import Joint
+from gradaudit.attacks.matching import layout_of, objective
+from gradaudit.attacks.presets import parse
+from gradaudit.data import load_dataset
+from gradaudit.errors import InputError
+from gradaudit.models.gradients import one_hot
+from gradaudit.models.model import from_function
+from gradaudit.models.networks import build_model
+from gradaudit.types import Observation, Status
+from tests.attacks.attack_cases import (
+    IMAGE_MODELS,
+    MATCHING,
+    MODEL,
+    QUICK,
+    digit_victims,
+    leak,
+    quick,
+)
+
+
+def _at_truth(matching, observation, victim, model):
+    """The position that stands for the true data."""
+    pixels = jnp.asarray(victim.inputs).reshape(-1)
+    if not isinstance(matching.labels, Joint):
+        return pixels
+    scores = 40.0 * one_hot(victim.labels, model.classes)
+    return jnp.concatenate([pixels, scores.reshape(-1)])
+
+
+@pytest.mark.parametrize("model_name", IMAGE_MODELS)
+@pytest.mark.parametrize("name", MATCHING)
+def test_the_objective_is_zero_at_the_truth(name, model_name):
+    digits = load_dataset("digits")
+    model = build_model(model_name, digits.shape, digits.classes)
+    observation, victim = leak(model, digits.inputs[:2], digits.labels[:2])
+    matching = dataclasses.replace(PRESETS[name].make(), priors=())
+    position = _at_truth(matching, observation, victim, model)
+    labels = jnp.asarray(victim.labels)
+    value_at = jax.jit(lambda p: objective(matching, model, observation, labels)(p)[0])
+    assert float(value_at(position)) <= 1e-8 < float(value_at(position + 0.3))
+
+
+@pytest.mark.parametrize("name", MATCHING)
+def test_the_gradient_of_the_objective_is_its_gradient(name):
+    digits = load_dataset("digits")
+    model = build_model(MODEL, digits.shape, digits.classes)
+    observation, victim = leak(model, digits.inputs[:1], digits.labels[:1])
+    matching = PRESETS[name].make()
+    labels = jnp.asarray(victim.labels)
+    layout = layout_of(matching, model, observation)
+    size = layout.pixels + layout.joint * layout.classes
+    position = jax.random.uniform(jax.random.key(3), (size,))
+
+    def unpack(where):
+        soft = layout.joint and jax.nn.softmax(layout.scores(where))
+        return layout.images(where), soft if layout.joint else one_hot(labels, 10)
+
+    def another_way(where):
+        """The slope of the loss' directional derivative along the residual."""
+        gradient = jax.grad(model.loss)(observation.params, *unpack(where))
+        value, residual = jax.value_and_grad(
+            lambda g: matching.distance(g, observation.gradient)
+        )(gradient)
+
+        def directional(z):
+            loss = lambda p: model.loss(p, *unpack(z))  # noqa: E731
+            return jax.jvp(loss, (observation.params,), (residual,))[1]
+
+        def penalty(z):
+            return sum((p(layout.images(z)) for p in matching.priors), 0.0 * z[0])
+
+        extra, slope = jax.value_and_grad(penalty)(where)
+        return value + extra, jax.grad(directional)(where) + slope
+
+    ours = jax.jit(objective(matching, model, observation, labels))
+    value, slope = ours(position)
+    expected, reference = jax.jit(another_way)(position)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        slope, reference, atol=1e-5 * float(jnp.abs(reference).max())
+    )
+
+
+class _Trap(dict):
+    """Victim data that nobody may touch."""
+
+    def __getattr__(self, name):
+        raise AssertionError(f"the attack touched the victim's {name}")
+
+    __getitem__ = __iter__ = __array__ = __getattr__
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_attack_runs_without_touching_the_victim(name):
+    """The observation carries traps where a careless design keeps the truth."""
+    if name == "analytic":
+        data = load_dataset("cancer")
+        model = build_model("mlp", data.shape, data.classes)
+    else:
+        data = load_dataset("digits")
+        model = build_model(MODEL, data.shape, data.classes)
+    observation, _ = leak(model, data.inputs[:1], data.labels[:1])
+    for field in ("victim", "truth", "inputs", "images", "targets"):
+        object.__setattr__(observation, field, _Trap())
+    attack = PRESETS[name].make()
+    attack = attack if name == "analytic" else quick(attack, 12)
+    result = attack.reconstruct(jax.random.key(0), model, observation)
+    assert result.inputs.shape == (1, *model.input_shape)
+    assert result.labels.shape == (1,)
+    assert np.isfinite(np.asarray(result.inputs)).all()
+    assert int(result.evaluations) >= int(result.iterations)
+    assert int(result.status) not in (Status.RUNNING, Status.INTERRUPTED)
+    assert observation.labels is None
+
+
+def test_equal_seeds_give_equal_bytes_and_another_seed_does_not():
+    model, victims, _ = digit_victims()
+    runs = [
+        QUICK.reconstruct_many(jax.random.key(seed), model, victims).inputs.tobytes()
+        for seed in (0, 0, 1)
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_victim_alone_is_rebuilt_as_among_others():
+    model, victims, digits = digit_victims()
+    together = QUICK.reconstruct_many(jax.random.key(0), model, victims)
+    first = Victims(1, victims.observe)  # the id, so the key, stays the same
+    alone = QUICK.reconstruct_many(jax.random.key(0), model, first)
+    # L-BFGS amplifies rounding; both are the same image
+    assert np.abs(alone.inputs[0] - together.inputs[0]).max() < 0.01
+    assert np.abs(alone.inputs[0, 0] - digits.inputs[0]).max() < 0.01
+
+
+def test_slots_change_rounding_only():
+    model, victims, digits = digit_victims(24)
+    success = []
+    for slots in (4, 8):
+        result = QUICK.reconstruct_many(jax.random.key(0), model, victims, slots)
+        errors = np.sqrt(
+            np.mean(np.square(result.inputs[:, 0] - digits.inputs[:24]), axis=(1, 2, 3))
+        )
+        success.append(errors <= 0.1)
+    assert (success[0] == success[1]).mean() >= 0.98
+    assert success[0].mean() > 0.9
+
+
+def test_equal_configurations_are_traced_once():
+    digits = load_dataset("digits")
+    traces = []
+    base = build_model(MODEL, digits.shape, digits.classes)
+
+    def logits(params, inputs):
+        traces.append(1)
+        return base.apply(params, inputs)
+
+    model = from_function(logits, base.init, (8, 8, 1), 10, output_layer="output")
+    observation, _ = leak(base, digits.inputs[:1], digits.labels[:1])
+    QUICK.reconstruct(jax.random.key(0), model, observation)
+    first = len(traces)
+    again, _ = leak(base, digits.inputs[5:6], digits.labels[5:6], seed=4)
+    quick(cpl(), 12).reconstruct(jax.random.key(9), model, again)
+    assert len(traces) == first > 0
+
+
+def test_the_best_restart_is_chosen_by_the_attackers_objective():
+    model, victims, _ = digit_victims()
+    one = QUICK.reconstruct_many(jax.random.key(0), model, victims)
+    three = dataclasses.replace(QUICK, restarts=3)
+    many = three.reconstruct_many(jax.random.key(0), model, victims, slots=4)
+    assert (many.objective <= one.objective * (1 + 1e-2) + 1e-9).all()
+    assert (many.evaluations > one.evaluations).all()
+
+
+def test_a_diverging_victim_falls_back_and_the_others_go_on():
+    model, victims, digits = digit_victims()
+
+    def observe(ids):
+        observed = victims.observe(ids)
+        spoiled = jax.tree.map(np.array, observed.gradient)
+        for leaf in jax.tree.leaves(spoiled):
+            leaf[ids == 1] = 1e30  # squared, it overflows float32
+        return dataclasses.replace(observed, gradient=spoiled)
+
+    result = QUICK.reconstruct_many(jax.random.key(0), model, Victims(4, observe))
+    assert result.status[1] == Status.DIVERGED
+    assert np.isfinite(result.inputs).all()
+    for victim in (0, 2):
+        assert np.abs(result.inputs[victim, 0] - digits.inputs[victim]).max() < 0.1
+
+
+def test_interruption_leaves_a_valid_partial_result():
+    model, victims, _ = digit_victims(12)
+    calls = []
+
+    def stop_soon(snapshot):
+        calls.append(snapshot)
+        raise KeyboardInterrupt
+
+    result = QUICK.reconstruct_many(
+        jax.random.key(0), model, victims, slots=4, watcher=stop_soon
+    )
+    begun = np.isfinite(result.objective)
+    assert len(calls) == 1
+    assert 0 < begun.sum() < 12
+    assert np.isfinite(result.inputs[begun]).all()
+    assert (result.status[~begun] == Status.INTERRUPTED).all()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda g: jax.tree.map(jnp.zeros_like, g), "zero everywhere"),
+        (lambda g: jax.tree.map(lambda x: x * jnp.nan, g), "NaN or infinity"),
+        (lambda g: jax.tree.map(lambda x: x / 0.0, g), "NaN or infinity"),
+        (lambda g: {"conv1": g["conv1"]}, "structure"),
+        (lambda g: jax.tree.map(lambda x: x[..., :1], g), "must have shape"),
+    ],
+)
+@pytest.mark.parametrize("name", ["cpl", "gradinv"])
+def test_unusable_gradients_are_refused_in_words(name, spoil, words):
+    digits = load_dataset("digits")
+    model = build_model(MODEL, digits.shape, digits.classes)
+    observation, _ = leak(model, digits.inputs[:1], digits.labels[:1])
+    bad = dataclasses.replace(observation, gradient=spoil(observation.gradient))
+    with pytest.raises(InputError, match=words):
+        PRESETS[name].make().reconstruct(jax.random.key(0), model, bad)
+
+
+@pytest.mark.parametrize("label", [-1, 10, 99])
+def test_impossible_known_labels_are_refused(label):
+    digits = load_dataset("digits")
+    model = build_model(MODEL, digits.shape, digits.classes)
+    observation, _ = leak(model, digits.inputs[:1], digits.labels[:1])
+    bad = dataclasses.replace(observation, labels=jnp.asarray([label]))
+    with pytest.raises(InputError, match=str(label)):
+        cpl(labels="known").reconstruct(jax.random.key(0), model, bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cpll", "did you mean 'cpl'"),
+        ("cpl:inits=uniform", "did you mean 'init'"),
+        ("cpl:init=patterend", "did you mean 'patterned'"),
+        ("cpl:iterations=many", "whole number"),
+        ("cpl:iterations=0", "at least 1"),
+        ("cpl:restarts=0", "at least 1"),
+        ("cpl:iterations", "key=value"),
+        ("gradinv:variation=-1", "must not be negative"),
+        ("gradinv:learning-rate=0", "must be positive"),
+    ],
+)
+def test_wrong_words_are_answered_in_words(text, words):
+    with pytest.raises(InputError, match=words):
+        parse(text)
+
+
+def test_known_labels_need_a_threat_model_that_gives_them():
+    digits = load_dataset("digits")
+    model = build_model(MODEL, digits.shape, digits.classes)
+    observation, _ = leak(model, digits.inputs[:1], digits.labels[:1])
+    with pytest.raises(InputError, match="needs to know the labels"):
+        cpl(labels="known").reconstruct(jax.random.key(0), model, observation)
+
+
+def test_an_observation_has_no_room_for_the_truth():
+    fields = {field.name for field in dataclasses.fields(Observation)}
+    assert fields == {
+        "params",
+        "gradient",
+        "labels",
+        "leakage",
+        "batch_size",
+        "local_steps",
+        "learning_rate",
+    }

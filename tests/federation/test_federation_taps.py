@@ -1,0 +1,218 @@
+"""What the three adversaries read is what the round really computes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradaudit import defenses, tree
+from gradaudit.data import Dataset
+from gradaudit.errors import InputError
+from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Recipe, initial_state
+from gradaudit.federation.round import run_round
+from gradaudit.federation.setting import Federation
+from gradaudit.federation.taps import observe, observe_many
+from gradaudit.models.gradients import one_hot, unrolled_update
+from gradaudit.models.networks import MODELS, build_model
+from gradaudit.types import Leakage
+
+KEY = jax.random.key(3)
+RATE = 0.1
+CLASSES = 3
+
+
+def make_data(shape) -> Dataset:
+    rng = np.random.default_rng(0)
+    inputs = rng.uniform(0, 1, (30, *shape)).astype(np.float32)
+    labels = rng.integers(0, CLASSES, 30)
+    return Dataset("toy", inputs, labels, CLASSES, "all", "none")
+
+
+def setup(defense=None, model="mlp", local_steps=1, batch_size=3):
+    data = make_data((5,) if model == "mlp" else (8, 8, 1))
+    net = build_model(model, data.shape, CLASSES)
+    held = np.random.default_rng(2).permuted(np.tile(np.arange(30), (6, 1)), axis=1)
+    setting = Federation(
+        clients=6,
+        clients_per_round=4,
+        local_steps=local_steps,
+        batch_size=batch_size,
+        examples=10,
+        learning_rate=RATE,
+    )
+    recipe = Recipe.of(net, defense or defenses.none(), setting)
+    state = initial_state(recipe, net.init(jax.random.key(0)))
+    return recipe, Population.of(data, held[:, :10]), KEY, state
+
+
+def assert_close(left, right, rtol=1e-4):
+    for one, two in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        scale = float(jnp.max(jnp.abs(one))) + 1e-9
+        np.testing.assert_allclose(one, two, rtol=rtol, atol=rtol * scale)
+
+
+def check_unrolled(model, steps, batch):
+    recipe, *rest = setup(model=model, local_steps=steps, batch_size=batch)
+    observation, victim = observe(recipe, *rest, Leakage.CLIENT, client=4)
+    targets = one_hot(victim.labels, CLASSES)
+    update = jax.jit(unrolled_update, static_argnums=0)(
+        recipe.model,
+        observation.params,
+        victim.inputs.reshape(steps, batch, *recipe.model.input_shape),
+        targets.reshape(steps, batch, CLASSES),
+        observation.learning_rate,
+    )
+    assert_close(tree.scale(-1 / RATE, update), observation.gradient, rtol=2e-4)
+    assert (observation.local_steps, observation.batch_size) == (steps, batch)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_unrolled_update_is_the_clients_update(model):
+    check_unrolled(model, 2, 3)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_unrolled_update_for_all_steps_and_batches(steps, batch):
+    check_unrolled("mlp", steps, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_unrolled_update_for_everything(model, steps, batch):
+    check_unrolled(model, steps, batch)
+
+
+NOISY = {
+    "none": defenses.none(),
+    "per-example": defenses.fed_cdp(clip=0.5, sigma=0.1),
+    "per-example, l2-max": defenses.fed_alpha_cdp(),
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_type_1_is_the_mean_of_what_type_2_reads(name):
+    parts = setup(NOISY[name])
+    update, batch = observe_many(*parts, Leakage.CLIENT, [5, 2])
+    read = [
+        observe_many(*parts, Leakage.EXAMPLE, [5, 2], example=example)
+        for example in range(3)
+    ]
+    mean = jax.tree.map(lambda *g: sum(g) / 3, *(seen.gradient for seen, _ in read))
+    assert_close(mean, update.gradient, rtol=1e-3)
+    for example, (_, victim) in enumerate(read):
+        np.testing.assert_array_equal(victim.inputs[:, 0], batch.inputs[:, example])
+        np.testing.assert_array_equal(victim.labels[:, 0], batch.labels[:, example])
+
+
+AFTER_TRAINING = {
+    "none": defenses.none(),
+    "client": defenses.fed_sdp_client(clip=0.5, sigma=0.1),
+    "server": defenses.fed_sdp(clip=0.5, sigma=0.1),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_TRAINING)
+def test_the_server_averages_what_type_0_reads(name):
+    clients = [4, 0, 3]
+    parts = setup(AFTER_TRAINING[name], local_steps=2)
+    observation, _ = observe_many(*parts, Leakage.SERVER, clients)
+    mean = jax.tree.map(lambda leaf: leaf.mean(0), observation.gradient)
+    recipe, population, key, state = parts
+    after, _ = run_round(recipe, population, key, state, np.array(clients))
+    moved = tree.subtract(state.params, tree.scale(RATE, mean))
+    assert_close(moved, after.params)
+
+
+def leaked(name, leakage):
+    parts = setup(AFTER_TRAINING[name])
+    return observe_many(*parts, leakage, [1, 4])[0].gradient
+
+
+@pytest.mark.parametrize(
+    ("name", "leakage", "protected"),
+    [
+        ("client", Leakage.CLIENT, True),
+        ("client", Leakage.SERVER, True),
+        ("server", Leakage.CLIENT, False),
+        ("server", Leakage.SERVER, True),
+        ("client", Leakage.EXAMPLE, False),
+        ("server", Leakage.EXAMPLE, False),
+    ],
+)
+def test_a_defense_protects_from_its_own_point_on(name, leakage, protected):
+    defended, raw = leaked(name, leakage), leaked("none", leakage)
+    same = all(
+        np.allclose(a, b, rtol=1e-4, atol=1e-6)
+        for a, b in zip(jax.tree.leaves(defended), jax.tree.leaves(raw), strict=True)
+    )
+    assert same is not protected
+
+
+def test_the_order_of_victims_is_the_order_that_was_asked():
+    parts = setup(AFTER_TRAINING["server"])
+    for leakage in Leakage:
+        there, victim = observe_many(*parts, leakage, [0, 5, 2])
+        back, mirrored = observe_many(*parts, leakage, [2, 5, 0])
+        assert_close(there.gradient, jax.tree.map(lambda g: g[::-1], back.gradient))
+        np.testing.assert_array_equal(victim.inputs, mirrored.inputs[::-1])
+
+
+def test_a_later_iteration_reads_the_clients_own_model():
+    recipe, *rest = setup(local_steps=3)
+    for iteration in (0, 2):
+        seen, victim = observe(recipe, *rest, Leakage.EXAMPLE, 1, iteration=iteration)
+        _, used = observe(recipe, *rest, Leakage.CLIENT, 1)
+        batches = used.inputs.reshape(3, 3, -1)
+        targets = one_hot(used.labels, CLASSES).reshape(3, 3, -1)
+        np.testing.assert_array_equal(victim.inputs[0], batches[iteration, 0])
+        moved = unrolled_update(
+            recipe.model,
+            rest[2].params,
+            batches[:iteration],
+            targets[:iteration],
+            RATE,
+        )
+        expected = jax.tree.map(jnp.add, rest[2].params, moved)
+        assert_close(expected, seen.params)
+
+
+def test_taps_change_nothing_but_the_draw():
+    recipe, population, key, state = setup(
+        defenses.fed_cdp(clip=0.05, sigma=0.0), local_steps=2
+    )
+    observation, _ = observe_many(
+        recipe, population, key, state, Leakage.SERVER, [1, 2]
+    )
+    after, _ = run_round(recipe, population, key, state, np.array([1, 2]))
+    mean = jax.tree.map(lambda leaf: leaf.mean(0), observation.gradient)
+    assert_close(tree.subtract(state.params, tree.scale(RATE, mean)), after.params)
+
+
+def test_a_later_round_leaks_something_else():
+    recipe, population, key, state = setup()
+    later = dataclasses.replace(state, round=state.round + 1)
+    _, first = observe(recipe, population, key, state, Leakage.CLIENT, 0)
+    _, second = observe(recipe, population, key, later, Leakage.CLIENT, 0)
+    assert not np.array_equal(first.inputs, second.inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"clients": []}, "at least one client"),
+        ({"clients": [6]}, r"client 6 is outside \[0, 6\)"),
+        ({"clients": [1, 1]}, "once in a round"),
+        ({"iteration": 1}, "iteration 1 is outside"),
+        ({"example": 3}, "example 3 is outside"),
+    ],
+)
+def test_bad_questions_are_refused_in_words(changes, words):
+    asked = {"clients": [0], "iteration": 0, "example": 0} | changes
+    with pytest.raises(InputError, match=words):
+        observe_many(*setup(), Leakage.EXAMPLE, **asked)

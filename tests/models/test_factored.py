@@ -1,0 +1,142 @@
+"""Factored gradients are the gradients, and training with them is the same training."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.random import threefry_2x32
+from scipy import special, stats
+
+from gradaudit import defenses
+from gradaudit.defenses.clipping import Norm, unit_norms, weighted_means
+from gradaudit.defenses.fast_mean import mean_of_units, takes_factors
+from gradaudit.defenses.noise import _normal_from, standard_normal, threefry
+from gradaudit.federation.client import example_gradients
+from gradaudit.models.gradients import (
+    Outer,
+    dense_layers,
+    factored_gradients,
+    is_outer,
+    one_hot,
+)
+from gradaudit.models.model import from_function
+from gradaudit.models.networks import MODELS, build_model
+
+TABLES = {"mlp": (30,)}
+CLASSES = 4
+FACTORED = {
+    "fed-cdp:sigma=0,clip=0.1": True,
+    "fed-alpha-cdp:sigma=0,clip=0.1": True,
+    "quantile-clip:sigma=0,clip=0.1": True,
+    "adaclip": False,  # reads coordinates
+    "prune:ratio=0.3,at=per_example": False,
+}
+
+
+def batch(name: str):
+    model = build_model(name, TABLES.get(name, (12, 12, 1)), CLASSES)
+    params = model.init(jax.random.key(0))
+    inputs = jax.random.uniform(jax.random.key(1), (3, *model.input_shape))
+    return model, params, inputs, jnp.array([2, 0, 3])
+
+
+def written_out(tree):
+    return jax.tree.map(
+        lambda leaf: leaf.written_out() if is_outer(leaf) else leaf,
+        tree,
+        is_leaf=is_outer,
+    )
+
+
+def assert_close(actual, expected) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        scale = np.abs(np.asarray(b)).max() + 1e-12
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * scale)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("cnn", "mlp") else pytest.param(name, marks=pytest.mark.slow)
+        for name in MODELS
+    ],
+)
+def test_every_model_hands_out_the_factors_of_its_gradients(name):
+    model, params, inputs, labels = batch(name)
+    losses, plain = example_gradients(model, params, inputs, labels)
+    targets = one_hot(labels, CLASSES)
+    also, factored = factored_gradients(model, params, inputs, targets)
+    assert_close(also, losses)
+    assert_close(written_out(factored), plain)
+    outer = [leaf for leaf in jax.tree.leaves(factored, is_leaf=is_outer)]
+    assert sum(map(is_outer, outer)) == len(dense_layers(model)) >= 1
+
+
+@pytest.mark.parametrize("text", [text for text, able in FACTORED.items() if able])
+def test_a_defense_does_the_same_to_factors(text):
+    model, params, inputs, labels = batch("cnn")
+    transforms = defenses.parse(text).per_example
+    _, plain = example_gradients(model, params, inputs, labels)
+    _, factored = factored_gradients(model, params, inputs, one_hot(labels, CLASSES))
+    states = tuple(transform.init(params) for transform in transforms)
+    key = jax.random.key(5)
+    expected = mean_of_units(transforms, key, plain, states, 0)
+    assert_close(mean_of_units(transforms, key, factored, states, 0), expected)
+
+
+@pytest.mark.parametrize(("text", "able"), FACTORED.items())
+def test_only_norms_and_sums_may_be_factored(text, able):
+    assert takes_factors(defenses.parse(text).per_example) == able
+
+
+@pytest.mark.parametrize("norm", Norm)
+def test_norms_and_means_of_outer_products(norm):
+    draw = np.random.default_rng(0).standard_normal
+    outer = Outer(jnp.asarray(draw((4, 7))), jnp.asarray(draw((4, 3))))
+    plain, factors = outer.written_out(), jnp.asarray(draw(4))
+    assert outer.shape == plain.shape
+    np.testing.assert_allclose(
+        unit_norms(outer, norm), unit_norms(plain, norm), rtol=1e-5
+    )
+    means = [weighted_means([leaf], [factors])[0] for leaf in (outer, plain)]
+    np.testing.assert_allclose(*means, rtol=1e-4, atol=1e-6)
+
+
+def test_a_broken_factor_gives_a_broken_norm():
+    left = jnp.array([[0.0, 0.0], [1.0, jnp.nan], [1.0, 1.0]])
+    right = jnp.array([[jnp.inf, 1.0], [1.0, 1.0], [jnp.inf, 1.0]])
+    assert not np.isfinite(unit_norms(Outer(left, right))).any()
+
+
+def test_a_function_has_no_layers_to_hand_out():
+    model = from_function(
+        lambda params, x: x @ params, lambda key: jnp.zeros((5, 2)), (5,), 2
+    )
+    assert dense_layers(model) == ()
+
+
+def test_the_unrolled_hash_is_that_of_jax():
+    key = jax.random.key_data(jax.random.key(3))
+    counters = jnp.arange(1000, dtype=jnp.uint32)
+    ours = jnp.concatenate(threefry(key, counters[:500], counters[500:]))
+    np.testing.assert_array_equal(ours, threefry_2x32(key, counters))
+
+
+def test_normal_numbers_are_exact_to_float32_for_every_pattern_of_bits():
+    bits = np.arange(2**9, 2**32, 2**9, dtype=np.uint32)  # all but u = -1
+    unit = 2.0 * (bits >> 9 | 0x3F800000).astype(np.uint32).view(np.float32) - 3
+    exact = np.sqrt(2) * special.erfinv(unit.astype(np.float64))
+    ours = np.asarray(_normal_from(jnp.asarray(bits)), np.float64)
+    np.testing.assert_allclose(ours, exact, rtol=1e-6, atol=1e-12)
+    smallest = float(_normal_from(jnp.zeros(1, jnp.uint32))[0])
+    assert -6 < smallest < exact.min()
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100_001])
+def test_any_number_of_them(count):
+    drawn = np.asarray(standard_normal(jax.random.key(1), (count,)))
+    assert drawn.shape == (count,)
+    if count > 1000:
+        assert stats.kstest(drawn, "norm").pvalue > 1e-3
+        assert len(np.unique(drawn)) > 0.99 * count
