@@ -12,11 +12,7 @@ import jax
 from numpy.typing import NDArray
 
 PyTree = Any  # a tree of arrays with the structure of the model's parameters
-
-
 Key = jax.Array
-
-
 HostOrDevice = jax.Array | NDArray[Any]
 
 
@@ -28,13 +24,42 @@ class Leakage(enum.IntEnum):
     EXAMPLE = 2  # one example's gradient, at the client, inside a local iteration
 
 
+class Knowledge(enum.Enum):
+    """What a threat may hand over beside the model, its parameters and the sizes.
+
+    An attack says what it needs; a run refuses one that needs more than its threat
+    gives.
+    """
+
+    LABELS = "the true labels, and which local step each of them belongs to"
+    DEFENSE = "the defense and its parameters"
+    PUBLIC_DATA = "public data of the same kind"
+    CANDIDATES = "candidates, one of which is the victim"
+    PARAMETERS = "the choice of the parameters that clients receive"
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Victim:
-    """The private data. Only federation and metrics may receive it."""
+    """The private data. Only federation and evaluators may receive it."""
 
     inputs: jax.Array  # (batch, *input_shape)
     labels: jax.Array  # (batch,)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTraining:
+    """How the client came to what it sent, as far as the attacker knows it."""
+
+    batch_size: int = 1
+    local_steps: int = 1
+    learning_rate: float = 1.0
+    optimizer: str = "sgd"
+
+    @property
+    def examples(self) -> int:
+        """How many inputs there are to rebuild."""
+        return self.batch_size * self.local_steps
 
 
 @jax.tree_util.register_dataclass
@@ -42,38 +67,70 @@ class Victim:
 class Observation:
     """All that an attacker has. An attack receives this and a key, nothing else.
 
-    `gradient` is what leaked, on the scale of a gradient: one example's gradient
-    (type 2), or -update / learning_rate (types 0 and 1), which for one local step is
-    the batch gradient and for L steps the sum of the L batch gradients.
-    `labels` is None unless the threat model hands them to the attacker.
+    `sent` is what was read, as it was sent: one example's gradient (type 2), or the
+    client's update, parameters after local training minus parameters received
+    (types 0 and 1). Stacked over victims, `sent` and `labels` have a leading axis.
     """
 
-    params: PyTree
-    gradient: PyTree
-    labels: jax.Array | None = None  # (batch_size,)
+    params: PyTree  # as the client received them
+    sent: PyTree
+    buffers: PyTree = dataclasses.field(default_factory=dict)  # batch-norm statistics
+    labels: jax.Array | None = None  # (examples,) only if the threat hands them over
     leakage: Leakage = dataclasses.field(
         default=Leakage.EXAMPLE, metadata={"static": True}
     )
-    batch_size: int = dataclasses.field(default=1, metadata={"static": True})
-    local_steps: int = dataclasses.field(default=1, metadata={"static": True})
-    learning_rate: float = dataclasses.field(default=1.0, metadata={"static": True})
+    training: LocalTraining = dataclasses.field(
+        default=LocalTraining(), metadata={"static": True}
+    )
+
+    @property
+    def gradient(self) -> PyTree:
+        """What was sent on the scale of a gradient, the only place that rescales.
+
+        For one local step of plain SGD it is the batch gradient, for L of them the
+        sum of the L batch gradients.
+        """
+        if self.leakage is Leakage.EXAMPLE:
+            return self.sent
+        factor = -1.0 / self.training.learning_rate
+        return jax.tree.map(lambda leaf: factor * leaf, self.sent)
 
 
 class Status(enum.IntEnum):
-    """Why a reconstruction ended."""
+    """Why a reconstruction ended; `says` is the sentence for people."""
 
     RUNNING = 0
-    CONVERGED = 1  # the attack's own stop rule held
-    BUDGET = 2  # the iterations ran out
-    DIVERGED = 3  # the objective exploded or was not finite: the best iterate is kept
-    STALLED = 4  # no progress of its own objective for a while
-    INTERRUPTED = 5  # stopped from outside
+    CONVERGED = 1
+    BUDGET = 2
+    DIVERGED = 3
+    STALLED = 4
+    INTERRUPTED = 5
+    MISSING = 6
+
+    @property
+    def says(self) -> str:
+        """The status in words."""
+        return _SAYS[self]
+
+
+_SAYS = {
+    Status.RUNNING: "still searching",
+    Status.CONVERGED: "the attack's own stop rule held",
+    Status.BUDGET: "the iterations ran out",
+    Status.DIVERGED: "the objective exploded or was not finite: the best is kept",
+    Status.STALLED: "no progress of its own objective for a while",
+    Status.INTERRUPTED: "stopped from outside: the best so far",
+    Status.MISSING: "never begun: stopped from outside",
+}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reconstruction:
-    """What an attacker hands in for one victim (or, stacked, for many)."""
+    """What an attacker hands in for one victim (or, stacked, for many).
+
+    An objective that is not finite says that nothing was found: inputs are NaN.
+    """
 
     inputs: HostOrDevice  # (batch, *input_shape), attacker-selected
     labels: HostOrDevice  # (batch,)

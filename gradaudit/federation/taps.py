@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit import tree
 from gradaudit.defenses.base import run
 from gradaudit.errors import require
 from gradaudit.federation.client import example_gradients, local_steps, train_client
@@ -20,7 +19,7 @@ from gradaudit.federation.recipe import (
     iteration_keys,
     server_key,
 )
-from gradaudit.types import Key, Leakage, Observation, PyTree, Victim
+from gradaudit.types import Key, Leakage, LocalTraining, Observation, PyTree, Victim
 
 
 def observe_many(
@@ -50,7 +49,7 @@ def observe_many(
       example: type 2 only: which example of the batch is read.
 
     Returns:
-      An observation whose gradient leaves have a leading axis of victims, in the
+      An observation whose `sent` leaves have a leading axis of victims, in the
       order of `clients`. `params` are the received ones, shared by all (for type 2
       after the first local iteration they are the client's own, with that axis).
       The victims are stacked: one example each for type 2; for types 0 and 1 all
@@ -80,14 +79,14 @@ def observe(
     observation, victim = observe_many(
         recipe, population, key, state, leakage, [client], iteration, example
     )
-    gradient, victim, params = jax.tree.map(
+    sent, victim, params = jax.tree.map(
         lambda leaf: leaf[0],
-        (observation.gradient, victim, observation.params if iteration else ()),
+        (observation.sent, victim, observation.params if iteration else ()),
     )
     return (
         dataclasses.replace(
             observation,
-            gradient=gradient,
+            sent=sent,
             params=params if iteration else observation.params,
         ),
         victim,
@@ -143,9 +142,9 @@ def _example_leaks(
         this = slice(example, example + 1)
         observation = Observation(
             params=local.params,
-            gradient=read,
+            sent=read,
             leakage=Leakage.EXAMPLE,
-            learning_rate=recipe.learning_rate,
+            training=LocalTraining(learning_rate=recipe.learning_rate),
         )
         return observation, Victim(inputs[this], labels[this])
 
@@ -192,10 +191,13 @@ def _update_leaks(
         updates = jax.tree.map(lambda leaf: leaf[jnp.argsort(order)], updates)
     observation = Observation(
         params=state.params,
-        gradient=tree.scale(-1.0 / recipe.learning_rate, updates),
+        sent=updates,
         leakage=leakage,
-        batch_size=recipe.batch_size,
-        local_steps=recipe.local_steps,
-        learning_rate=recipe.learning_rate,
+        training=LocalTraining(
+            batch_size=recipe.batch_size,
+            local_steps=recipe.local_steps,
+            learning_rate=recipe.learning_rate,
+            optimizer=recipe.optimizer.value,
+        ),
     )
     return observation, victims
