@@ -22,6 +22,12 @@ class Transform(Protocol):
     axis of one where there is one client). Guarantee: structure, shapes and dtypes
     are kept, each unit's randomness is independent, and a tree that holds NaN or
     infinity gives one that does.
+
+    A transform may state `independent = True` (absent: False): what it does to a unit
+    depends on that unit, the key and the round alone, and it keeps no state. At the
+    server an independent transform is run for each client alone, with a key that is
+    addressed by round and client; any other sees the clients of the whole round at
+    once, with one key. See `is_independent`.
     """
 
     def init(self, params: PyTree) -> State:
@@ -31,6 +37,11 @@ class Transform(Protocol):
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
     ) -> tuple[PyTree, State]:
         """Returns the transformed tree and the next state; `t` is the round."""
+
+
+def is_independent(transform: Transform) -> bool:
+    """Returns whether the transform says that it treats each unit on its own."""
+    return bool(getattr(transform, "independent", False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +83,7 @@ class FromFunction:
     """Makes `function(key, tree, t) -> tree` a transform without state."""
 
     function: Callable[[Key, PyTree, jax.Array | int], PyTree]
+    independent: bool = False  # whether it treats each unit on its own
 
     def init(self, params: PyTree) -> State:
         """Returns no state."""

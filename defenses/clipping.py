@@ -112,6 +112,7 @@ class Clip:
     """
 
     factored: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
     bound: Schedule
     scope: Scope = Scope.TENSOR
     norm: Norm = Norm.L2

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,7 @@ class Prune:
     smallest kept one pass as well. Wei et al. 2023, section 4.1.
     """
 
+    independent: ClassVar[bool] = True
     ratio: float
     scope: Scope = Scope.GLOBAL
     keeps_norms: bool = dataclasses.field(default=True, init=False)
@@ -85,6 +87,7 @@ class Prune:
 class TopK:
     """Keeps the `count` coordinates with the largest magnitudes of each unit."""
 
+    independent: ClassVar[bool] = True
     count: int
     keeps_norms: bool = dataclasses.field(default=True, init=False)
 
@@ -109,6 +112,7 @@ class TopK:
 class Sign:
     """Replaces each tensor of a unit by its signs times its mean magnitude."""
 
+    independent: ClassVar[bool] = True
     keeps_norms: bool = dataclasses.field(default=False, init=False)
 
     def init(self, params: PyTree) -> State:
@@ -144,6 +148,7 @@ class RandomSelection:
     With `noise`, what is sent is bounded and noisy, see `SharedNoise`.
     """
 
+    independent: ClassVar[bool] = True
     share: float
     threshold: float = 0.0
     noise: "SharedNoise | None" = None

@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from gradaudit.defenses.base import State, Transform
+from gradaudit.defenses.base import State, Transform, is_independent
 from gradaudit.defenses.claims import Releases
 from gradaudit.defenses.clipping import Clip
 from gradaudit.defenses.noise import (
@@ -99,6 +99,11 @@ class OnLayers:
     transform: Transform
     selection: Selection
 
+    @property
+    def independent(self) -> bool:
+        """What the transform says."""
+        return is_independent(self.transform)
+
     def init(self, params: PyTree) -> State:
         """Returns the transform's state for the chosen tensors."""
         units = jax.tree.map(lambda leaf: leaf[None], params)
@@ -152,6 +157,7 @@ class LayerwiseLaplace:
     evenly. Each unit's noise is independent.
     """
 
+    independent: ClassVar[bool] = True
     epsilon: float
     sensitivity: float
     importance: Importance = ()

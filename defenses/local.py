@@ -7,6 +7,7 @@ with the result with probability e^eps / (1 + e^eps) (random gradient sampling).
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,7 @@ def debias_factor(
 class LdpRandomizer:
     """Replaces each unit's tree by the LDP-SGD answer of the flattened tree."""
 
+    independent: ClassVar[bool] = True
     epsilon: float
     clip: float = 1.0
 
@@ -115,6 +117,7 @@ class LdpRandomizer:
 class Debias:
     """Scales the answers so that their mean estimates the mean clipped gradient."""
 
+    independent: ClassVar[bool] = True
     epsilon: float
     clip: float = 1.0
     as_printed: bool = False

@@ -223,6 +223,11 @@ class GaussianNoise:
     sensitivity: Sensitivity
     at: NoiseAt = NoiseAt.UNIT
 
+    @property
+    def independent(self) -> bool:
+        """Whether each unit gets a draw of its own, of a fixed scale."""
+        return self.at is NoiseAt.UNIT and not self.sensitivity.data_dependent
+
     def init(self, params: PyTree) -> State:
         """Returns no state."""
         return ()
@@ -298,6 +303,11 @@ class LaplaceNoise:
 
     epsilon: Schedule
     sensitivity: Sensitivity
+
+    @property
+    def independent(self) -> bool:
+        """Whether the scale is fixed: each unit has its own draw."""
+        return not self.sensitivity.data_dependent
 
     def init(self, params: PyTree) -> State:
         """Returns no state."""

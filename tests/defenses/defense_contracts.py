@@ -264,3 +264,24 @@ def averages_noise_like_run(mean: Callable[..., Any], make: Make) -> None:
             quantiles = [0.01, 0.1, 0.5, 0.9, 0.99]
             gap = np.quantile(a, quantiles, 0) - np.quantile(b, quantiles, 0)
             assert np.all(np.abs(gap) <= 0.08 * a.std(0) + 1e-6)
+
+
+def treats_units_alone(transform: Any) -> None:
+    """No state; a unit's output does not depend on the others, nor on their number."""
+    state = transform.init(PARAMS)
+    assert jax.tree.leaves(state) == [], "it keeps a state"
+    keys = jax.random.split(jax.random.key(10), 4_000)
+    one = functools.partial(_apply, (transform,))
+    apply = jax.jit(jax.vmap(one, in_axes=(0, None, None)), compiler_options=QUICK)
+    tree, other = gradients(10, size=3.0), gradients(11, size=30.0)
+    mixed = jax.tree.map(lambda a, b: b.at[0].set(a[0]), tree, other)
+    alone = jax.tree.map(lambda leaf: leaf[:1], tree)
+    in_one, in_other, by_itself = (
+        jax.tree.map(lambda leaf: np.asarray(leaf[:, 0]), apply(keys, units, 0))
+        for units in (tree, mixed, alone)
+    )
+    jax.tree.map(np.testing.assert_array_equal, in_one, in_other)
+    for a, b in zip(jax.tree.leaves(in_one), jax.tree.leaves(by_itself), strict=True):
+        np.testing.assert_allclose(a.std(0), b.std(0), rtol=0.15, atol=1e-6)
+        spread = 6 * (a.std(0) + b.std(0)) / len(keys) ** 0.5
+        assert np.all(np.abs(a.mean(0) - b.mean(0)) <= spread + 1e-5)

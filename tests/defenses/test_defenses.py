@@ -15,7 +15,11 @@ from hypothesis.extra import numpy as st_numpy
 
 import gradaudit.defenses as defenses
 from gradaudit.defenses import PRESETS
+from gradaudit.defenses.adaptive import QuantileClip
+from gradaudit.defenses.base import is_independent
 from gradaudit.defenses.clipping import Norm, Scope
+from gradaudit.defenses.compression import Sign, TopK
+from gradaudit.defenses.layers import DenseLayers, OnLayers
 from gradaudit.defenses.noise import standard_normal
 from gradaudit.defenses.schedules import Constant, decay
 
@@ -270,3 +274,68 @@ def test_standard_normal_is_normal():
 def test_a_defense_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         defenses.none().name = "other"
+
+
+PARTS = {
+    f"{name}.{point.value}[{index}]": transform
+    for name, preset in PRESETS.items()
+    for point, transforms in contracts.points(preset.make()).items()
+    for index, transform in enumerate(transforms)
+}
+MORE_PARTS = {
+    "noise on the batch": defenses.fed_cdp(noise_at=defenses.NoiseAt.BATCH),
+    "prune each tensor": defenses.prune(scope=Scope.TENSOR),
+    "named layers": defenses.lip(layers=("output",)),
+    "importance": defenses.dpfl(importance=(("conv1", 0.4), ("output", 0.2))),
+    "top 3": defenses.defend("", update=(TopK(3),)),
+    "signs": defenses.defend("", update=(Sign(),)),
+    "coupled inside": defenses.defend(
+        "", update=(OnLayers(QuantileClip(4.0, 6.0), DenseLayers()),)
+    ),
+    "a function": defenses.defend(
+        "", update=(defenses.FromFunction(lambda k, x, t: x),)
+    ),
+}
+PARTS |= {
+    f"{name}[{index}]": transform
+    for name, defense in MORE_PARTS.items()
+    for index, transform in enumerate(defense.per_example + defense.update)
+}
+
+
+def test_which_transforms_are_independent():
+    coupled = {name for name, part in PARTS.items() if not is_independent(part)}
+    assert coupled == {
+        "fed-alpha-cdp.per_example[1]",
+        "fed-alpha-cdp-sigma.per_example[1]",
+        "dp-dyns-l2max.per_example[1]",
+        "dp-dyns.per_example[1]",
+        "dp-dyn.per_example[1]",
+        "quantile-clip.per_example[0]",
+        "adaclip.per_example[0]",
+        "noise on the batch[1]",
+        "coupled inside[0]",
+        "a function[0]",
+    }
+
+
+ALONE = {part: name for name, part in PARTS.items() if is_independent(part)}
+
+
+@pytest.mark.parametrize("name", ALONE.values())
+def test_independent_units_know_nothing_of_each_other(name):
+    contracts.treats_units_alone(PARTS[name])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fed-alpha-cdp.per_example[1]",
+        "quantile-clip.per_example[0]",
+        "adaclip.per_example[0]",
+        "noise on the batch[1]",
+    ],
+)
+def test_coupled_units_are_flagged(name):
+    with pytest.raises(AssertionError):
+        contracts.treats_units_alone(PARTS[name])
