@@ -24,7 +24,7 @@ from gradaudit.defenses.base import run
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, initial_state
 from gradaudit.federation.round import run_round
-from gradaudit.federation.setting import Federation
+from gradaudit.federation.setting import Setting
 from gradaudit.models.networks import build_model
 
 CLIENTS, STEPS, REPEATS = 100, 20, 6
@@ -66,7 +66,7 @@ def rounds(names: list[str], chunks: list[int], repeats: int) -> dict:
     """Returns the fastest round of each, in ms per client and local iteration."""
     data = load_dataset("mnist", "train")
     model = build_model("cnn", data.shape, data.classes)
-    setting = Federation(clients=200, local_steps=STEPS)
+    setting = Setting(clients=200, local_steps=STEPS)
     held = Shards().assign(0, data.labels, setting.clients, setting.examples)
     population, key = Population.of(data, held), jax.random.key(1)
     everybody, best = np.arange(CLIENTS), {}

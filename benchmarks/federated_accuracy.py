@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradaudit import machine
-from gradaudit.audit.train import CHECKPOINT, default_federation, train
+from gradaudit.audit.train import CHECKPOINT, default_setting, train
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "federated_accuracy.json"
 
@@ -41,7 +41,7 @@ CASES = {
 
 
 def measure(name: str, seed: int, rounds: int | None, work: pathlib.Path):
-    case, setting = CASES[name], default_federation(name)
+    case, setting = CASES[name], default_setting(name)
     setting = dataclasses.replace(
         setting,
         learning_rate=case.learning_rate,
@@ -50,7 +50,7 @@ def measure(name: str, seed: int, rounds: int | None, work: pathlib.Path):
     folder = work / f"{name}-{seed}"
     return train(
         name,
-        federation=setting,
+        setting=setting,
         standardize=case.standardize,
         seed=seed,
         out=folder,
@@ -62,7 +62,7 @@ def entry(name: str, runs: list) -> dict[str, object]:
     finals = [run.accuracy for run in runs]
     return {
         "settings": dataclasses.asdict(CASES[name]),
-        "federation": runs[0].config["federation"],
+        "federation": runs[0].config["setting"],
         "rounds_done": [run.history[-1].round for run in runs],
         "accuracy": finals,
         "mean_accuracy": statistics.fmean(finals),

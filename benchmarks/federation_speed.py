@@ -34,7 +34,7 @@ from gradaudit.federation.client import train_client
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, client_key, initial_state
 from gradaudit.federation.round import aggregate, run_round, weighted_sum
-from gradaudit.federation.setting import Federation
+from gradaudit.federation.setting import Setting
 from gradaudit.models.convolution import Path
 from gradaudit.models.networks import build_model
 
@@ -47,7 +47,7 @@ PARTICIPANTS, STEPS, REPEATS = 100, 20, 3
 def setup(defense: str, path: Path, clients: int, steps: int):
     data = load_dataset("mnist", "train")
     model = build_model("cnn", data.shape, data.classes, path)
-    setting = Federation(clients=clients, local_steps=steps)
+    setting = Setting(clients=clients, local_steps=steps)
     held = Shards().assign(0, data.labels, clients, setting.examples)
     recipe = Recipe.of(model, DEFENSES[defense], setting)
     state = initial_state(recipe, model.init(jax.random.key(0)))
@@ -67,11 +67,9 @@ def looped_round(recipe, population, key, state):
         own = client_key(key, state.round, client)
         update = _CLIENT(recipe, population, own, state, client).update
         alone = jax.tree.map(lambda leaf: leaf[None], update)
-        added = weighted_sum(recipe.aggregation, state.params, alone, jax.numpy.ones(1))
+        added = weighted_sum(alone, jax.numpy.ones(1))
         total = added if total is None else jax.tree.map(jax.numpy.add, total, added)
-    params = aggregate(
-        recipe.aggregation, state.params, total, jax.numpy.float32(PARTICIPANTS)
-    )
+    params = aggregate(state.params, total, jax.numpy.float32(PARTICIPANTS))
     return dataclasses.replace(state, params=params)
 
 

@@ -21,7 +21,7 @@ from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.base import Defense
 from gradaudit.errors import InputError, require
-from gradaudit.federation.setting import Federation
+from gradaudit.federation.setting import Setting
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
 from gradaudit.report import metrics
@@ -94,7 +94,7 @@ def attack(
     chosen = _attack(method, iterations, restarts)
     guard = parse_defense(defense) if isinstance(defense, str) else defense
     batch = batch_size or (1 if leakage is Leakage.EXAMPLE else 3)
-    federation = Federation(
+    setting = Setting(
         clients=victims,
         clients_per_round=victims,
         local_steps=local_steps,
@@ -103,11 +103,11 @@ def attack(
         examples=batch * local_steps,
         learning_rate=_LEARNING_RATE,
     )
-    mixed = 1 if leakage is Leakage.EXAMPLE else federation.examples
+    mixed = 1 if leakage is Leakage.EXAMPLE else setting.examples
     notes = threat.check(threat.Setting(chosen, guard, leakage, mixed))
     data_key, attack_key = jax.random.split(jax.random.key(seed))
     leaks = Leaks(
-        data_key, net, data, guard, leakage, federation, round, _knows_labels(chosen)
+        data_key, net, data, guard, leakage, setting, round, _knows_labels(chosen)
     )
     first = leaks.observe(np.zeros(1, np.int64))
     gradient, labels = jax.tree.map(
@@ -199,18 +199,18 @@ def _accounting(defense: Defense, dataset: str, tensors: int) -> dict[str, Any] 
     """Returns what the defense is worth over a whole training as published."""
     if not defense.mechanisms:
         return None
-    from gradaudit.federation.setting import PAPER_FEDERATIONS
+    from gradaudit.federation.setting import PAPER_SETTINGS, setting_as_plain
     from gradaudit.privacy import epsilon
     from gradaudit.privacy.statement import privacy_as_plain
 
-    federation = PAPER_FEDERATIONS.get(dataset, Federation())
-    plain = privacy_as_plain(epsilon(defense, federation, tensors=tensors))
+    setting = PAPER_SETTINGS.get(dataset, Setting())
+    plain = privacy_as_plain(epsilon(defense, setting, tensors=tensors))
     settings = {
         name: value
-        for name, value in dataclasses.asdict(federation).items()
+        for name, value in setting_as_plain(setting).items()
         if isinstance(value, (int, float))
     }
-    return {**plain, "federation": settings}
+    return {**plain, "setting": settings}
 
 
 def _truths(leaks: Leaks, ids: Any) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state
 from gradaudit.federation.round import run_round
-from gradaudit.federation.setting import Federation
+from gradaudit.federation.setting import Setting
 from gradaudit.federation.taps import observe_many
 from gradaudit.models.gradients import check_batch
 from gradaudit.models.model import Model
@@ -44,11 +44,11 @@ class Leaks:
         dataset: Dataset,
         defense: Defense,
         leakage: Leakage,
-        federation: Federation,
+        setting: Setting,
         round_index: int = 0,
         labels_known: bool = False,  # the threat model hands the labels over
     ) -> None:
-        count, each = federation.clients, federation.examples
+        count, each = setting.clients, setting.examples
         if count * each > len(dataset):
             raise InputError(
                 f"{count} victims of {each} examples need {count * each} examples; "
@@ -65,7 +65,7 @@ class Leaks:
         self.count = count
         self._leakage = leakage
         self._labels_known = labels_known
-        self._recipe = Recipe.of(model, defense, federation)
+        self._recipe = Recipe.of(model, defense, setting)
         self._population = Population.of(dataset, list(drawn))
         self._state = self._reach(model.init(params_key), round_index)
         self._observed = functools.lru_cache(maxsize=4)(self._leak)

@@ -1,7 +1,6 @@
 """`ga.train`: federated or centralized training under a defense."""
 
 import dataclasses
-import enum
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,12 @@ from gradaudit.federation import checkpoint
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe
 from gradaudit.federation.sampling import ActiveSelection, FixedSize, Poisson, Sampler
-from gradaudit.federation.setting import PAPER_FEDERATIONS, Federation
+from gradaudit.federation.setting import (
+    PAPER_SETTINGS,
+    Selection,
+    Setting,
+    setting_as_plain,
+)
 from gradaudit.federation.training import Progress, PublicData, Training, train_until
 from gradaudit.models.model import Model
 from gradaudit.models.model import standardize as standardized
@@ -44,7 +48,7 @@ CHECKPOINT = "checkpoint.npz"
 
 
 # For data without a published setting: seconds on a laptop.
-_SMALL = Federation(
+_SMALL = Setting(
     clients=100,
     clients_per_round=10,
     local_steps=20,
@@ -54,14 +58,6 @@ _SMALL = Federation(
 )
 
 
-class Selection(enum.Enum):
-    """How the clients of a round are selected."""
-
-    FIXED = "fixed"
-    POISSON = "poisson"
-    ACTIVE = "active"
-
-
 _SAMPLERS: dict[Selection, Callable[[int, int], Sampler]] = {
     Selection.FIXED: FixedSize,
     Selection.POISSON: Poisson,
@@ -69,19 +65,19 @@ _SAMPLERS: dict[Selection, Callable[[int, int], Sampler]] = {
 }
 
 
-def default_federation(dataset: str) -> Federation:
+def default_setting(dataset: str) -> Setting:
     """Returns the dataset's published setting, or a small one."""
-    return PAPER_FEDERATIONS.get(dataset, _SMALL)
+    return PAPER_SETTINGS.get(dataset, _SMALL)
 
 
-def centralized_federation(
+def centralized_setting(
     examples: int,
     batch_size: int = 100,
     rounds: int = 1000,
     learning_rate: float = 0.05,
-) -> Federation:
+) -> Setting:
     """Returns one client with all the data and a step per round (Wei & Liu 2022)."""
-    return Federation(
+    return Setting(
         clients=1,
         clients_per_round=1,
         local_steps=1,
@@ -101,9 +97,7 @@ class Plan:
     defense: Defense
     defense_name: str
     model: Model
-    federation: Federation
-    partition: Partition
-    selection: Selection
+    setting: Setting
     public_examples: int
     seed: int
 
@@ -115,9 +109,7 @@ class Plan:
             "defense": self.defense_name,
             "defense_parameters": {k: str(v) for k, v in self.defense.parameters},
             "model": self.model.name,
-            "federation": _plain(self.federation),
-            "partition": repr(self.partition),
-            "selection": self.selection.value,
+            "setting": setting_as_plain(self.setting),
             "public_examples": self.public_examples,
             "seed": self.seed,
         }
@@ -125,17 +117,18 @@ class Plan:
     def fingerprint(self) -> str:
         """Returns the identity of a training: more rounds of it are the same one."""
         config = self.config()
-        del config["federation"]["rounds"]
+        del config["setting"]["rounds"]
         return json.dumps(config, sort_keys=True)
 
     def training(self, evaluate_every: int) -> Training:
         """Returns the training with its clients."""
-        setting = self.federation
+        setting = self.setting
         public, private = _held_out(self.training_data, self.public_examples, self.seed)
-        held = self.partition.assign(
+        assert setting.partition is not None
+        held = setting.partition.assign(
             self.seed, private.labels, setting.clients, setting.examples
         )
-        sampler = _SAMPLERS[self.selection]
+        sampler = _SAMPLERS[setting.selection]
         return Training(
             recipe=Recipe.of(self.model, self.defense, setting),
             population=Population.of(private, held),
@@ -151,7 +144,7 @@ class Plan:
         """Returns what the rounds have spent; None without noise."""
         if not self.defense.mechanisms or not rounds:
             return None
-        done = dataclasses.replace(self.federation, rounds=rounds)
+        done = dataclasses.replace(self.setting, rounds=rounds)
         return privacy_as_plain(
             epsilon(self.defense, done, delta=delta, tensors=tensors)
         )
@@ -160,12 +153,12 @@ class Plan:
         """Returns sentences that the numbers must not be read without."""
         notes = []
         if self.defense.mechanisms:
-            fixed = self.selection is not Selection.POISSON
+            fixed = self.setting.selection is not Selection.POISSON
             notes.append(
                 f"Batches{' and rounds' if fixed else ''} have a fixed size; the "
                 "accountant assumes independent coins (Poisson sampling)."
             )
-        if self.selection is Selection.ACTIVE:
+        if self.setting.selection is Selection.ACTIVE:
             notes.append(
                 "Active selection looks at the clients' losses: no amplification by "
                 "sampling clients holds, and the losses themselves are released."
@@ -178,25 +171,28 @@ def make_plan(
     defense: str | Defense,
     model: str | Model | None,
     standardize: bool,
-    federation: Federation | None,
+    setting: Setting | None,
     partition: Partition | None,
-    selection: Selection,
+    selection: Selection | None,
     public_examples: int,
     seed: int,
 ) -> Plan:
     """Returns the plan, with the published setting where nothing else is said."""
     data, validation = _datasets(dataset)
     guard = parse_defense(defense) if isinstance(defense, str) else defense
-    setting = federation or default_federation(data.name)
+    setting = setting or default_setting(data.name)
+    setting = dataclasses.replace(
+        setting,
+        partition=partition or _default_partition(data.name, setting),
+        selection=selection or setting.selection,
+    )
     return Plan(
         training_data=data,
         validation=validation,
         defense=guard,
         defense_name=defense if isinstance(defense, str) else guard.name,
         model=_model(model, data, standardize),
-        federation=setting,
-        partition=partition or _default_partition(data.name, setting),
-        selection=selection,
+        setting=setting,
         public_examples=public_examples,
         seed=seed,
     )
@@ -215,8 +211,10 @@ def _model(model: str | Model | None, data: Dataset, scaled: bool) -> Model:
     return standardized(model, data.inputs) if scaled else model
 
 
-def _default_partition(dataset: str, federation: Federation) -> Partition:
-    if federation.clients == 1:
+def _default_partition(dataset: str, setting: Setting) -> Partition:
+    if setting.partition is not None:
+        return setting.partition
+    if setting.clients == 1:
         return FullCopy()
     holding = PUBLISHED_HOLDINGS.get(dataset)
     return holding.partition if holding else Iid()
@@ -240,21 +238,14 @@ def _held_out(
     return public, data.take(np.sort(order[count:]))
 
 
-def _plain(federation: Federation) -> dict[str, Any]:
-    return {
-        name: value.value if isinstance(value, enum.Enum) else value
-        for name, value in dataclasses.asdict(federation).items()
-    }
-
-
 def train(
     dataset: str | tuple[Dataset, Dataset] = DEFAULT_DATASET,
     defense: str | Defense = "none",
     model: str | Model | None = None,
     standardize: bool = False,
-    federation: Federation | None = None,
+    setting: Setting | None = None,
     partition: Partition | None = None,
-    selection: Selection = Selection.FIXED,
+    selection: Selection | None = None,
     public_examples: int = 0,
     seed: int = 0,
     target_accuracy: float | None = None,
@@ -273,9 +264,9 @@ def train(
       defense: a defense, or its name with parameters (`fed-cdp:clip=4,sigma=6`).
       model: a model or its name; by default `cnn` for images and `mlp` for tables.
       standardize: the model scales features to mean 0 and deviation 1 first.
-      federation: the setting; the dataset's published one, or a small one.
-      partition: who holds what; the published one, or IID.
-      selection: how the clients of a round are selected.
+      setting: the setting; the dataset's published one, or a small one.
+      partition: who holds what; by default the setting's, the published one, or IID.
+      selection: how the clients of a round are selected; by default the setting's.
       public_examples: the server keeps this many training examples for itself and
         fine-tunes on them after each round.
       seed: everything random follows from it.
@@ -290,17 +281,17 @@ def train(
     """
     machine.configure()
     plan = make_plan(
-        dataset, defense, model, standardize, federation, partition, selection,
+        dataset, defense, model, standardize, setting, partition, selection,
         public_examples, seed,
     )  # fmt: skip
     training = plan.training(evaluate_every)
     init_key, key = jax.random.split(jax.random.key(seed))
     start = training.start(plan.model.init(init_key))
     tensors = tree.names(start.state.params)
-    rounds = plan.federation.rounds
+    rounds = plan.setting.rounds
     if target_epsilon is not None:
         rounds = affordable_rounds(
-            target_epsilon, plan.defense, plan.federation, len(tensors), delta
+            target_epsilon, plan.defense, plan.setting, len(tensors), delta
         )
     saved = Path(out) / CHECKPOINT if out is not None else None
     require(saved is not None or not resume, "to resume, say which folder with --out")

@@ -9,7 +9,7 @@ from gradaudit.errors import InputError, require
 from gradaudit.report import tables as tables
 
 if TYPE_CHECKING:
-    from gradaudit.federation.setting import Federation
+    from gradaudit.federation.setting import Setting
     from gradaudit.privacy import Account, Events, Privacy
 
 
@@ -72,9 +72,7 @@ def account(
     ] = None,
     dataset: Annotated[
         str,
-        typer.Option(
-            help="Whose published federation is used.", rich_help_panel=_DEFENSE
-        ),
+        typer.Option(help="Whose published setting is used.", rich_help_panel=_DEFENSE),
     ] = "mnist",
     rounds: Annotated[
         int | None,
@@ -166,13 +164,11 @@ def account(
                 "clients": clients,
                 "clients_per_round": clients_per_round,
             }
-            federation = _federation(dataset, changes)
+            setting = _setting(dataset, changes)
             limit = _reached(log, target_accuracy)
             if limit is not None:
-                federation = _federation(dataset, changes | {"rounds": limit})
-            privacy = _privacy(
-                defense, federation, delta, tensors, sampling, convention
-            )
+                setting = _setting(dataset, changes | {"rounds": limit})
+            privacy = _privacy(defense, setting, delta, tensors, sampling, convention)
             events = privacy.events
         else:
             events = _events(sigma, q, steps, schedule, noise_std, trace)
@@ -326,18 +322,18 @@ def _reached(log: str | None, accuracy: float | None) -> int | None:
     return first_reaching(read_log(log), accuracy)
 
 
-def _federation(dataset: str, changes: dict[str, Any]) -> "Federation":
+def _setting(dataset: str, changes: dict[str, Any]) -> "Setting":
     import dataclasses
 
-    from gradaudit.federation.setting import paper_federation
+    from gradaudit.federation.setting import paper_setting
 
     given = {name: value for name, value in changes.items() if value is not None}
-    return dataclasses.replace(paper_federation(dataset), **given)
+    return dataclasses.replace(paper_setting(dataset), **given)
 
 
 def _privacy(
     text: str,
-    federation: "Federation",
+    setting: "Setting",
     delta: float,
     tensors: int,
     sampling: str,
@@ -352,7 +348,7 @@ def _privacy(
         raise unknown_name("sampling", sampling, known)
     return accounting.epsilon(
         parse(text),
-        federation,
+        setting,
         delta=delta,
         tensors=tensors,
         sampling=known[sampling],

@@ -17,7 +17,7 @@ from gradaudit.errors import unknown_name
 
 if TYPE_CHECKING:
     from gradaudit.data import Partition
-    from gradaudit.federation.setting import Federation
+    from gradaudit.federation.setting import Setting
     from gradaudit.federation.training import Progress
 
 
@@ -77,9 +77,6 @@ def train(
     ] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="sgd or adam.", rich_help_panel=_SETTING)
-    ] = None,
-    aggregation: Annotated[
-        str | None, typer.Option(help="fed-sgd or fed-avg.", rich_help_panel=_SETTING)
     ] = None,
     weighting: Annotated[
         str | None, typer.Option(help="uniform or examples.", rich_help_panel=_SETTING)
@@ -146,8 +143,8 @@ def train(
 ) -> None:
     """Train under a defense: accuracy, epsilon, cost, and the gradient's norm."""
     with errors_in_words():
-        from gradaudit.audit.train import Selection
         from gradaudit.audit.train import train as run
+        from gradaudit.federation.setting import Selection
 
         changes = {
             "clients": clients,
@@ -158,16 +155,14 @@ def train(
             "learning_rate": learning_rate,
             "rounds": rounds,
         }
-        federation = _federation(
-            dataset, centralized, changes, optimizer, aggregation, weighting
-        )
-        with _Bar(federation.rounds) as bar:
+        setting = _setting(dataset, centralized, changes, optimizer, weighting)
+        with _Bar(setting.rounds) as bar:
             result = run(
                 dataset=dataset,
                 defense=defense,
                 model=model,
                 standardize=standardize,
-                federation=federation,
+                setting=setting,
                 partition=_partition(partition),
                 selection=_word("selection", selection, Selection),
                 public_examples=public_examples,
@@ -175,7 +170,7 @@ def train(
                 target_accuracy=target_accuracy,
                 target_epsilon=target_epsilon,
                 delta=delta,
-                evaluate_every=evaluate_every or max(1, federation.rounds // 100),
+                evaluate_every=evaluate_every or max(1, setting.rounds // 100),
                 chunk=chunk,
                 out=out_folder,
                 resume=resume,
@@ -198,25 +193,23 @@ def _word(kind: str, text: str, words: type[enum.Enum]) -> Any:
     return known[text]
 
 
-def _federation(
+def _setting(
     dataset: str,
     centralized: bool,
     changes: dict[str, Any],
     optimizer: str | None,
-    aggregation: str | None,
     weighting: str | None,
-) -> "Federation":
+) -> "Setting":
     """Returns the dataset's setting with what the command line changes."""
     import dataclasses
 
-    from gradaudit.audit.train import centralized_federation, default_federation
+    from gradaudit.audit.train import centralized_setting, default_setting
     from gradaudit.data import load_dataset
-    from gradaudit.federation.setting import Aggregation, Optimizer, Weighting
+    from gradaudit.federation.setting import Optimizer, Weighting
 
     given = {name: value for name, value in changes.items() if value is not None}
     words = (
         ("optimizer", optimizer, Optimizer),
-        ("aggregation", aggregation, Aggregation),
         ("weighting", weighting, Weighting),
     )
     for name, text, members in words:
@@ -224,8 +217,8 @@ def _federation(
             given[name] = _word(name, text, members)
     if centralized:
         size = len(load_dataset(dataset, "train"))
-        return dataclasses.replace(centralized_federation(size), **given)
-    return dataclasses.replace(default_federation(dataset), **given)
+        return dataclasses.replace(centralized_setting(size), **given)
+    return dataclasses.replace(default_setting(dataset), **given)
 
 
 def _partition(name: str | None) -> "Partition | None":

@@ -11,7 +11,7 @@ import jax
 import optax
 
 from gradaudit.defenses.base import Defense, State, Transform, init_states
-from gradaudit.federation.setting import Aggregation, Federation, Optimizer, Weighting
+from gradaudit.federation.setting import Optimizer, Setting, Weighting
 from gradaudit.models.model import Model
 from gradaudit.types import Key, PyTree
 
@@ -30,23 +30,21 @@ class Recipe:
     batch_size: int
     learning_rate: float
     optimizer: Optimizer
-    aggregation: Aggregation
     weighting: Weighting
 
     @classmethod
-    def of(cls, model: Model, defense: Defense, federation: Federation) -> Self:
+    def of(cls, model: Model, defense: Defense, setting: Setting) -> Self:
         """Returns the recipe; what a defense only claims is left behind."""
         return cls(
             model=model,
             per_example=defense.per_example,
             update=defense.update,
             server=defense.server,
-            local_steps=federation.local_steps,
-            batch_size=federation.batch_size,
-            learning_rate=federation.learning_rate,
-            optimizer=federation.optimizer,
-            aggregation=federation.aggregation,
-            weighting=federation.weighting,
+            local_steps=setting.local_steps,
+            batch_size=setting.batch_size,
+            learning_rate=setting.learning_rate,
+            optimizer=setting.optimizer,
+            weighting=setting.weighting,
         )
 
     def local_optimizer(self) -> optax.GradientTransformation:

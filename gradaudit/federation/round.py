@@ -13,7 +13,7 @@ from gradaudit.errors import require
 from gradaudit.federation.client import ClientReport, train_client
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, client_key, server_key
-from gradaudit.federation.setting import Aggregation, Weighting
+from gradaudit.federation.setting import Weighting
 from gradaudit.machine import device_count, over_units
 from gradaudit.types import Key, PyTree
 
@@ -25,30 +25,17 @@ def client_weights(weighting: Weighting, sizes: jax.Array) -> jax.Array:
     return jnp.ones(sizes.shape, jnp.float32)
 
 
-def weighted_sum(
-    aggregation: Aggregation, params: PyTree, updates: PyTree, weights: jax.Array
-) -> PyTree:
-    """Returns the weighted sum over clients of their updates, or of their models."""
-
-    def total(update: jax.Array, received: jax.Array) -> jax.Array:
-        sent = update
-        if aggregation is Aggregation.FED_AVG:
-            sent = received + update
-        return jnp.tensordot(weights, sent, axes=1)
-
-    return jax.tree.map(total, updates, params)
+def weighted_sum(updates: PyTree, weights: jax.Array) -> PyTree:
+    """Returns the weighted sum over clients of their updates."""
+    return jax.tree.map(lambda update: jnp.tensordot(weights, update, axes=1), updates)
 
 
-def aggregate(
-    aggregation: Aggregation, params: PyTree, total: PyTree, weight: jax.Array
-) -> PyTree:
+def aggregate(params: PyTree, total: PyTree, weight: jax.Array) -> PyTree:
     """Returns the new model from the weighted sum; no clients leave it unchanged."""
 
     def new(received: jax.Array, summed: jax.Array) -> jax.Array:
         mean = summed / jnp.maximum(weight, 1e-30)
-        if aggregation is Aggregation.FED_SGD:
-            mean = received + mean
-        return jnp.where(weight > 0, mean, received)
+        return jnp.where(weight > 0, received + mean, received)
 
     return jax.tree.map(new, params, total)
 
@@ -160,13 +147,13 @@ def _round(
             state.round,
         )
         weights = client_weights(recipe.weighting, population.sizes[clients[:count]])
-        sent = weighted_sum(recipe.aggregation, state.params, updates, weights)
+        sent = weighted_sum(updates, weights)
         totals = dataclasses.replace(totals, sent=sent)
     per_example, update = _mean_states(
         (state.per_example, state.update), totals.states, count
     )
     following = ServerState(
-        params=aggregate(recipe.aggregation, state.params, totals.sent, totals.weight),
+        params=aggregate(state.params, totals.sent, totals.weight),
         per_example=per_example,
         update=update,
         server=server_states,
@@ -230,7 +217,7 @@ def _totals(
     steps = reports.steps
     return _Totals(
         weight=jnp.sum(weights),
-        sent=weighted_sum(recipe.aggregation, state.params, reports.update, weights),
+        sent=weighted_sum(reports.update, weights),
         states=jax.tree.map(total, (reports.per_example, reports.update_states)),
         norm_before=total(steps.norm_before[:, 0]),
         norm_after=total(steps.norm_after[:, 0]),

@@ -1,8 +1,14 @@
-"""The setting of a federated run: what changes the mathematics, nothing else."""
+"""The setting of a federated run: training, simulation and accounting all read it."""
 
 import dataclasses
 import enum
+from typing import Any
 
+from gradaudit.data.partition import (
+    PARTITIONS,
+    PUBLISHED_HOLDINGS,
+    Partition,
+)
 from gradaudit.errors import require, unknown_name
 
 
@@ -13,13 +19,6 @@ class Optimizer(enum.Enum):
     ADAM = "adam"
 
 
-class Aggregation(enum.Enum):
-    """What the server averages; the two give the same model up to rounding."""
-
-    FED_SGD = "fed-sgd"  # the clients' updates
-    FED_AVG = "fed-avg"  # the clients' models
-
-
 class Weighting(enum.Enum):
     """How much a client counts."""
 
@@ -27,12 +26,27 @@ class Weighting(enum.Enum):
     EXAMPLES = "examples"  # in proportion to the examples it holds
 
 
+class Selection(enum.Enum):
+    """How the clients of a round are selected."""
+
+    FIXED = "fixed"  # exactly K, uniformly without replacement
+    POISSON = "poisson"  # each on its own coin, K on average
+    ACTIVE = "active"  # by their losses: not random with respect to the data
+
+
+class Batches(enum.Enum):
+    """How the examples of a local step are drawn."""
+
+    FIXED = "fixed"  # exactly B, uniformly without replacement
+    POISSON = "poisson"  # each on its own coin, B on average
+
+
 @dataclasses.dataclass(frozen=True)
-class Federation:
+class Setting:
     """N clients, K of them per round, L local steps of batch B, T rounds.
 
-    The defaults are the MNIST column of Wei et al. 2021 (Fed-CDP), Table I.
-    `examples` is the number of examples each client holds.
+    The defaults are the MNIST column of Wei et al. 2021 (Fed-CDP), Table I, where
+    nobody says who holds what. `examples` is the number of examples each client holds.
     """
 
     clients: int = 1000
@@ -43,8 +57,10 @@ class Federation:
     examples: int = 500
     learning_rate: float = 0.05
     optimizer: Optimizer = Optimizer.SGD
-    aggregation: Aggregation = Aggregation.FED_SGD
     weighting: Weighting = Weighting.UNIFORM
+    selection: Selection = Selection.FIXED
+    batches: Batches = Batches.FIXED
+    partition: Partition | None = None  # who holds what; None = nobody says
 
     def __post_init__(self) -> None:
         for name in (
@@ -73,21 +89,68 @@ class Federation:
         )
 
 
-_IMAGES = Federation()  # the MNIST column
+def _published(dataset: str, batch_size: int = 5, rounds: int = 100) -> Setting:
+    holding = PUBLISHED_HOLDINGS[dataset]
+    return Setting(
+        partition=holding.partition,
+        examples=holding.examples,
+        batch_size=batch_size,
+        rounds=rounds,
+    )
 
 
-PAPER_FEDERATIONS = {
-    "mnist": _IMAGES,
-    "fashion-mnist": _IMAGES,
-    "cifar10": Federation(examples=400, batch_size=4),
-    "lfw": Federation(examples=300, batch_size=3, rounds=60),
-    "adult": Federation(examples=300, batch_size=3, rounds=10),
-    "cancer": Federation(examples=400, batch_size=4, rounds=3),
+PAPER_SETTINGS = {
+    "mnist": _published("mnist"),
+    "fashion-mnist": _published("mnist"),
+    "cifar10": _published("cifar10", batch_size=4),
+    "lfw": _published("lfw", batch_size=3, rounds=60),
+    "adult": _published("adult", batch_size=3, rounds=10),
+    "cancer": _published("cancer", batch_size=4, rounds=3),
 }
 
 
-def paper_federation(dataset: str) -> Federation:
-    """Returns N = 1,000 clients, 100 per round, and the dataset's own settings."""
-    if dataset not in PAPER_FEDERATIONS:
-        raise unknown_name("published setting", dataset, PAPER_FEDERATIONS)
-    return PAPER_FEDERATIONS[dataset]
+def paper_setting(dataset: str) -> Setting:
+    """Returns N = 1,000 clients, 100 per round, and the dataset's own numbers."""
+    if dataset not in PAPER_SETTINGS:
+        raise unknown_name("published setting", dataset, PAPER_SETTINGS)
+    return PAPER_SETTINGS[dataset]
+
+
+Plain = dict[str, Any]
+
+
+def setting_as_plain(setting: Setting) -> Plain:
+    """Returns every field as JSON has it; the partition by its name and numbers."""
+    plain = {
+        field.name: getattr(setting, field.name)
+        for field in dataclasses.fields(setting)
+    }
+    plain["partition"] = _partition_as_plain(setting.partition)
+    return {
+        name: value.value if isinstance(value, enum.Enum) else value
+        for name, value in plain.items()
+    }
+
+
+def _partition_as_plain(partition: Partition | None) -> Plain | None:
+    if partition is None:
+        return None
+    kind = type(partition)
+    names = {scheme: name for name, scheme in PARTITIONS.items()}
+    numbers: Plain = {}
+    if dataclasses.is_dataclass(partition) and not isinstance(partition, type):
+        numbers = dataclasses.asdict(partition)
+    return {"scheme": names.get(kind, kind.__qualname__), **numbers}
+
+
+def setting_in_words(setting: Setting) -> str:
+    """Returns one line that a figure can be printed with."""
+    held = _partition_as_plain(setting.partition) or {}
+    numbers = [f"{name}={value}" for name, value in held.items() if name != "scheme"]
+    scheme = f" ({' '.join([held['scheme'], *numbers])})" if held else ""
+    return (
+        f"N = {setting.clients:,} clients with {setting.examples:,} examples each"
+        f"{scheme}, K = {setting.clients_per_round:,} per round "
+        f"({setting.selection.value}), L = {setting.local_steps}, "
+        f"B = {setting.batch_size} ({setting.batches.value}), T = {setting.rounds}"
+    )

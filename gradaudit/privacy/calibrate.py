@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterable
 
 from gradaudit.errors import InputError, require
-from gradaudit.federation.setting import Federation
+from gradaudit.federation.setting import Setting
 from gradaudit.privacy.account import ask, spend
 from gradaudit.privacy.events import Events, gaussian
 from gradaudit.privacy.statement import Claims, epsilon
@@ -127,16 +127,16 @@ def _check_target(target: float) -> None:
 def affordable_rounds(
     target: float,
     defense: Claims,
-    federation: Federation,
+    setting: Setting,
     tensors: int,
     delta: float = 1e-5,
 ) -> int:
-    """Returns how many of the federation's rounds stay within epsilon = target.
+    """Returns how many of the setting's rounds stay within epsilon = target.
 
     The epsilon is what the defense claims, composed tightly; the training's result
     says beside it what really holds.
     """
-    privacy = epsilon(defense, federation, delta=delta, tensors=tensors)
+    privacy = epsilon(defense, setting, delta=delta, tensors=tensors)
     if privacy.events is None:
         raise InputError(
             f"defense {defense.name!r} claims no finite epsilon, so it can't have a "
@@ -144,8 +144,8 @@ def affordable_rounds(
         )
     stop = exhausted_at(target, privacy.events, delta).step
     if stop is None:
-        return federation.rounds
-    rounds = (stop - 1) // (privacy.steps // federation.rounds)
+        return setting.rounds
+    rounds = (stop - 1) // (privacy.steps // setting.rounds)
     require(
         rounds > 0,
         f"not even one round under {defense.name!r} stays within epsilon = {target:g}",

@@ -1,6 +1,6 @@
 """From a defense's mechanisms to events: what is claimed, and what is released.
 
-Per example, a federation of N clients with K per round, L local steps and batches of
+Per example, a setting of N clients with K per round, L local steps and batches of
 B out of the n examples of a client releases rounds * L times; per client it releases
 once per round, with K / N of the clients.
 """
@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from gradaudit.errors import InputError
-from gradaudit.federation.setting import Federation
+from gradaudit.federation.setting import Setting
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.privacy.events import Events, FloatArray, Unit, gaussian, pure
 
@@ -35,12 +35,12 @@ def unit_of(mechanism: Mechanism) -> Unit:
     return Unit.EXAMPLE if per_example else Unit.CLIENT
 
 
-def rate_of(unit: Unit, federation: Federation, sampling: Sampling) -> float:
+def rate_of(unit: Unit, setting: Setting, sampling: Sampling) -> float:
     """Returns the probability that a unit takes part in a step."""
-    clients = federation.clients_per_round / federation.clients
+    clients = setting.clients_per_round / setting.clients
     if unit is Unit.CLIENT:
         return clients
-    local = federation.batch_size / federation.examples
+    local = setting.batch_size / setting.examples
     return local if sampling is Sampling.LOCAL else local * clients
 
 
@@ -84,15 +84,15 @@ def events_of(mechanism: Mechanism, noise: FloatArray, rate: float) -> Events:
 
 
 def in_training(
-    mechanism: Mechanism, noise: FloatArray, federation: Federation, rate: float
+    mechanism: Mechanism, noise: FloatArray, setting: Setting, rate: float
 ) -> Events:
     """Returns the events of the whole training, as the papers count them."""
-    steps = federation.local_steps if unit_of(mechanism) is Unit.EXAMPLE else 1
+    steps = setting.local_steps if unit_of(mechanism) is Unit.EXAMPLE else 1
     return events_of(mechanism, noise, rate).repeated(steps)
 
 
 def in_view(
-    mechanism: Mechanism, noise: FloatArray, federation: Federation, leakage: int
+    mechanism: Mechanism, noise: FloatArray, setting: Setting, leakage: int
 ) -> Events:
     """Returns the events that a reader of one client sees of one unit.
 
@@ -100,16 +100,16 @@ def in_view(
     those with the least noise. A reader of updates (types 0 and 1) does not know which
     examples were drawn; a reader of examples (type 2) sees each of them.
     """
-    share = federation.clients_per_round / federation.clients
-    rounds = math.ceil(federation.rounds * share - 1e-9)
+    share = setting.clients_per_round / setting.clients
+    rounds = math.ceil(setting.rounds * share - 1e-9)
     least = np.argsort(-noise if is_pure(mechanism) else noise)[:rounds]
     if unit_of(mechanism) is Unit.CLIENT:
         return events_of(mechanism, noise[least], 1.0)
-    drawn = federation.batch_size / federation.examples
+    drawn = setting.batch_size / setting.examples
     if leakage == 2:
-        uses = math.ceil(federation.local_steps * drawn - 1e-9)
+        uses = math.ceil(setting.local_steps * drawn - 1e-9)
         return events_of(mechanism, noise[least], 1.0).repeated(uses)
-    return events_of(mechanism, noise[least], drawn).repeated(federation.local_steps)
+    return events_of(mechanism, noise[least], drawn).repeated(setting.local_steps)
 
 
 def combined(

@@ -1,11 +1,11 @@
-"""`epsilon(defense, federation)`: claimed, accounted and effective, side by side."""
+"""`epsilon(defense, setting)`: claimed, accounted and effective, side by side."""
 
 import dataclasses
 import math
 from typing import Any, Protocol
 
 from gradaudit.errors import require
-from gradaudit.federation.setting import Federation
+from gradaudit.federation.setting import Setting
 from gradaudit.mechanism import Mechanism, Point
 from gradaudit.privacy.account import Account, account, spend
 from gradaudit.privacy.events import Events, Unit, check_delta
@@ -57,7 +57,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Privacy:
-    """The answer for one defense in one federation.
+    """The answer for one defense in one setting.
 
     `claimed` takes the defense's own noise multiplier at its word; `effective` is
     relative to what a unit can really change, and None if nothing finite holds;
@@ -97,7 +97,7 @@ class Privacy:
 
 def epsilon(
     defense: Claims,
-    federation: Federation | None = None,
+    setting: Setting | None = None,
     *,
     delta: float = 1e-5,
     tensors: int = _TENSORS,
@@ -106,11 +106,11 @@ def epsilon(
 ) -> Privacy:
     """Returns what a defense claims, what that is tightly, and what is released.
 
-    Everything is derived from the defense's mechanisms and the federation.
+    Everything is derived from the defense's mechanisms and the setting.
 
     Args:
       defense: for example `gradaudit.defenses.fed_cdp(clip=4.0, sigma=6.0)`.
-      federation: clients, rounds, steps; by default the papers' MNIST column.
+      setting: clients, rounds, steps; by default the papers' MNIST column.
       delta: the probability that the guarantee may fail.
       tensors: M, how many tensors the model has; per-tensor clips depend on it.
       sampling: how an example's sampling rate is counted.
@@ -118,28 +118,28 @@ def epsilon(
     """
     check_delta(delta)
     require(tensors >= 1, f"tensors must be at least 1, got {tensors}")
-    federation = federation or Federation()
+    setting = setting or Setting()
     units = [unit_of(mechanism) for mechanism in defense.mechanisms]
     unit = Unit.CLIENT if units and Unit.EXAMPLE not in units else Unit.EXAMPLE
     mine = tuple(m for m in defense.mechanisms if unit_of(m) is unit)
-    rate = rate_of(unit, federation, sampling)
-    claim = _training(mine, federation, rate, None)
-    held = _training(mine, federation, rate, tensors)
+    rate = rate_of(unit, setting, sampling)
+    claim = _training(mine, setting, rate, None)
+    held = _training(mine, setting, rate, tensors)
     moving = any(m.data_dependent for m in mine)
-    local_steps = federation.local_steps if unit is Unit.EXAMPLE else 1
+    local_steps = setting.local_steps if unit is Unit.EXAMPLE else 1
     privacy = Privacy(
         defense=defense.name,
         unit=unit,
         q=rate,
-        steps=federation.rounds * local_steps,
+        steps=setting.rounds * local_steps,
         delta=delta,
         sampling=sampling,
         tensors=tensors,
-        guarantee=judge(mine, federation.rounds, tensors),
+        guarantee=judge(mine, setting.rounds, tensors),
         claimed=_account(claim, delta, unit, convention),
         effective=None if moving else _account(held, delta, unit, "clean"),
         at_best=spend(TRUTH_METHOD, held, delta).epsilon if held else math.inf,
-        views=tuple(_view(mine, federation, delta, tensors, kind) for kind in range(3)),
+        views=tuple(_view(mine, setting, delta, tensors, kind) for kind in range(3)),
         events=claim,
     )
     notes = (*privacy.guarantee.notes, *_remarks(privacy))
@@ -186,15 +186,15 @@ def _remarks(privacy: Privacy) -> list[str]:
 
 def _training(
     mechanisms: tuple[Mechanism, ...],
-    federation: Federation,
+    setting: Setting,
     rate: float,
     tensors: int | None,
 ) -> Events | None:
     """Returns the claimed (tensors None) or effective events; None if exact."""
     noises = [
-        claimed_noise(mechanism, federation.rounds)
+        claimed_noise(mechanism, setting.rounds)
         if tensors is None
-        else effective_noise(mechanism, federation.rounds, tensors)
+        else effective_noise(mechanism, setting.rounds, tensors)
         for mechanism in mechanisms
     ]
     bounded = all(mechanism.clip(0) is not None for mechanism in mechanisms)
@@ -202,7 +202,7 @@ def _training(
         return None
     return joined(
         [
-            in_training(mechanism, noise, federation, rate)
+            in_training(mechanism, noise, setting, rate)
             for mechanism, noise in combined(mechanisms, noises)
         ]
     )
@@ -210,7 +210,7 @@ def _training(
 
 def _view(
     mechanisms: tuple[Mechanism, ...],
-    federation: Federation,
+    setting: Setting,
     delta: float,
     tensors: int,
     leakage: int,
@@ -219,13 +219,13 @@ def _view(
     exposed = _exposed(mechanisms, leakage)
     if exposed:
         return View(leakage, math.inf, 0, 1.0, exposed)
-    noises = [effective_noise(m, federation.rounds, tensors) for m in mechanisms]
+    noises = [effective_noise(m, setting.rounds, tensors) for m in mechanisms]
     if any(m.data_dependent for m in mechanisms) or not all(map(is_noise, noises)):
         reason = "No noise scale holds for every batch."
         return View(leakage, math.inf, 0, 1.0, reason)
     events = joined(
         [
-            in_view(mechanism, noise, federation, leakage)
+            in_view(mechanism, noise, setting, leakage)
             for mechanism, noise in combined(mechanisms, noises)
         ]
     )

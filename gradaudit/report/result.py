@@ -293,7 +293,7 @@ class TrainingResult:
 
         The first round, which compiles, is left out when there are others.
         """
-        steps = self.config["federation"]["local_steps"]
+        steps = self.config["setting"]["local_steps"]
         costs = [
             1e3 * record.seconds / (record.clients * steps)
             for record in self.history[1:] or self.history

@@ -42,7 +42,7 @@ def test_the_result_is_complete(trained):
     report = json.loads(done.stdout)
     assert report == json.loads((folder / "result.json").read_text())
     assert (folder / "curve.png").stat().st_size > 5000
-    assert report["config"]["federation"]["clients"] == 6
+    assert report["config"]["setting"]["clients"] == 6
     assert report["stopped"]["reason"] == "rounds"
     assert [record["round"] for record in report["rounds"]] == [1, 2, 3]
     assert len(report["rounds"][0]["norm_after"]) == len(report["tensors"]) == 6
@@ -90,7 +90,7 @@ def test_centralized_is_one_client(tmp_path):
         "--batch-size=50",
     )
     report = json.loads(done.stdout)
-    assert report["config"]["federation"]["examples"] == 455
+    assert report["config"]["setting"]["examples"] == 455
     assert {record["clients"] for record in report["rounds"]} == {1}
 
 

@@ -13,7 +13,7 @@ from gradaudit.federation import checkpoint
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe
 from gradaudit.federation.sampling import ActiveSelection, FixedSize, Poisson
-from gradaudit.federation.setting import Federation
+from gradaudit.federation.setting import Setting
 from gradaudit.federation.training import Stopped, Training, train_until
 from gradaudit.models.networks import build_model
 from gradaudit.privacy import epsilon
@@ -86,7 +86,7 @@ def test_impossible_samplers_are_refused(make, words):
         make()
 
 
-SETTING = Federation(
+SETTING = Setting(
     clients=8, clients_per_round=3, local_steps=4, batch_size=4, rounds=6, examples=40
 )
 
@@ -180,7 +180,7 @@ def test_small_clients_are_refused(training):
     "defense", [defenses.fed_cdp(), defenses.fed_sdp()], ids=lambda d: d.name
 )
 def test_a_budget_pays_for_the_rounds_before_it_runs_out(defense):
-    setting = Federation(rounds=40)
+    setting = Setting(rounds=40)
     half = epsilon(defense, dataclasses.replace(setting, rounds=20)).accounted_epsilon
     rounds = affordable_rounds(half * 1.0001, defense, setting, 10)
     assert rounds == 20
@@ -191,4 +191,4 @@ def test_a_budget_pays_for_the_rounds_before_it_runs_out(defense):
 
 def test_no_noise_has_no_budget():
     with pytest.raises(InputError, match="claims no finite epsilon"):
-        affordable_rounds(1.0, defenses.none(), Federation(), 10)
+        affordable_rounds(1.0, defenses.none(), Setting(), 10)

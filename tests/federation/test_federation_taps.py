@@ -13,7 +13,7 @@ from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, initial_state
 from gradaudit.federation.round import run_round
-from gradaudit.federation.setting import Federation
+from gradaudit.federation.setting import Setting
 from gradaudit.federation.taps import observe, observe_many
 from gradaudit.models.gradients import one_hot, unrolled_update
 from gradaudit.models.networks import MODELS, build_model
@@ -35,7 +35,7 @@ def setup(defense=None, model="mlp", local_steps=1, batch_size=3):
     data = make_data((5,) if model == "mlp" else (8, 8, 1))
     net = build_model(model, data.shape, CLASSES)
     held = np.random.default_rng(2).permuted(np.tile(np.arange(30), (6, 1)), axis=1)
-    setting = Federation(
+    setting = Setting(
         clients=6,
         clients_per_round=4,
         local_steps=local_steps,

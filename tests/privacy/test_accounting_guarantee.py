@@ -9,12 +9,12 @@ import pytest
 import gradaudit as ga
 from gradaudit.defenses import PRESETS, fed_cdp, fed_sdp
 from gradaudit.errors import InputError
-from gradaudit.federation.setting import PAPER_FEDERATIONS, Federation, paper_federation
+from gradaudit.federation.setting import PAPER_SETTINGS, Setting, paper_setting
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.privacy import METHODS, Sampling, Unit, epsilon, gaussian, spend
 from gradaudit.privacy.statement import privacy_as_plain
 
-SMALL = Federation(rounds=5, local_steps=4)
+SMALL = Setting(rounds=5, local_steps=4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,9 @@ SOUND = Mechanism(
 )
 
 
-def ask(federation=SMALL, **changes):
+def ask(setting=SMALL, **changes):
     mechanism = dataclasses.replace(SOUND, **changes)
-    return epsilon(Stated((mechanism,)), federation)
+    return epsilon(Stated((mechanism,)), setting)
 
 
 def test_a_joint_clip_with_tied_noise_is_a_valid_guarantee():
@@ -73,7 +73,7 @@ def test_each_cause_alone_makes_the_guarantee_not_valid(sentence):
 
 def test_per_tensor_clipping_divides_sigma_by_the_root_of_the_tensors():
     """M = 6: sigma = 2.449, moments 2.156 instead of 0.823 at T = 10,000."""
-    privacy = epsilon(fed_cdp(clip=4.0, sigma=6.0), Federation(), tensors=6)
+    privacy = epsilon(fed_cdp(clip=4.0, sigma=6.0), Setting(), tensors=6)
     assert privacy.steps == 10_000
     assert privacy.q == pytest.approx(0.01)
     assert privacy.guarantee.effective_multiplier == pytest.approx(6 / math.sqrt(6))
@@ -88,22 +88,22 @@ def test_one_norm_clips_per_tensor_add_up():
     assert privacy.guarantee.effective_multiplier == pytest.approx(1 / (0.5 * 6))
 
 
-@pytest.mark.parametrize("dataset", PAPER_FEDERATIONS)
+@pytest.mark.parametrize("dataset", PAPER_SETTINGS)
 def test_example_level_counts_rounds_times_local_steps_at_the_papers_rate(dataset):
-    federation = paper_federation(dataset)
-    privacy = epsilon(fed_cdp(), federation)
+    setting = paper_setting(dataset)
+    privacy = epsilon(fed_cdp(), setting)
     assert privacy.unit is Unit.EXAMPLE
     assert privacy.q == pytest.approx(0.01)
-    assert privacy.steps == federation.rounds * 100
-    everywhere = epsilon(fed_cdp(), federation, sampling=Sampling.GLOBAL)
+    assert privacy.steps == setting.rounds * 100
+    everywhere = epsilon(fed_cdp(), setting, sampling=Sampling.GLOBAL)
     assert everywhere.q == pytest.approx(0.001)
     assert everywhere.accounted_epsilon < privacy.accounted_epsilon
 
 
 @pytest.mark.parametrize("local_steps", [1, 100])
 def test_client_level_counts_rounds_whatever_the_local_steps(local_steps):
-    federation = Federation(local_steps=local_steps)
-    privacy = epsilon(fed_sdp(), federation, convention="paper")
+    setting = Setting(local_steps=local_steps)
+    privacy = epsilon(fed_sdp(), setting, convention="paper")
     assert privacy.unit is Unit.CLIENT
     assert (privacy.q, privacy.steps) == (0.1, 100)
     assert round(privacy.claimed_epsilon, 4) == 0.8536
@@ -128,7 +128,7 @@ def test_noise_protects_only_the_adversaries_after_it():
 
 def test_the_type_2_view_spends_far_more_than_the_mean():
     """10 rounds of 100, 100 steps of 5 out of 500: each example is read 10 times."""
-    privacy = ask(Federation())
+    privacy = ask(Setting())
     example = privacy.views[2]
     assert (example.releases, example.q) == (10, 1.0)
     assert example.epsilon == pytest.approx(
@@ -139,8 +139,8 @@ def test_the_type_2_view_spends_far_more_than_the_mean():
 
 def test_a_reader_who_knows_the_rounds_is_given_the_ones_with_least_noise():
     noise = np.linspace(9, 5, 20)
-    federation = Federation(rounds=20, clients_per_round=500)
-    privacy = ask(federation, multiplier=lambda t: float(noise[t]))
+    setting = Setting(rounds=20, clients_per_round=500)
+    privacy = ask(setting, multiplier=lambda t: float(noise[t]))
     expected = spend("pld", gaussian(noise[-10:], 1.0), 1e-5).epsilon
     assert privacy.views[2].epsilon == pytest.approx(expected)
 
@@ -200,4 +200,4 @@ def test_bad_settings_are_refused_in_words():
     with pytest.raises(InputError, match="delta must lie in"):
         epsilon(Stated((SOUND,)), SMALL, delta=2.0)
     with pytest.raises(InputError, match="did you mean 'mnist'"):
-        paper_federation("mnits")
+        paper_setting("mnits")
