@@ -115,6 +115,7 @@ def check(
 
 def _dataset_rows() -> list[dict[str, Any]]:
     from gradaudit.data import CATALOGUE
+    from gradaudit.data.catalogue import SPLITS
 
     return [
         {
@@ -123,7 +124,8 @@ def _dataset_rows() -> list[dict[str, Any]]:
             "classes": entry.classes,
             "origin": entry.origin.value,
             "here": entry.is_here(),
-            "splits": list(entry.splits),
+            "splits": list(SPLITS),
+            "sizes": {split: entry.size(split) for split in SPLITS},
             "summary": entry.summary,
         }
         for entry in CATALOGUE.values()

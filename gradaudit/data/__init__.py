@@ -11,6 +11,8 @@ from gradaudit.data.partition import (
     Iid,
     Partition,
     Shards,
+    parse_partition,
+    shared_copies,
 )
 
 __all__ = [
@@ -27,4 +29,6 @@ __all__ = [
     "Partition",
     "Shards",
     "load_dataset",
+    "parse_partition",
+    "shared_copies",
 ]

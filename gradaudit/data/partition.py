@@ -2,16 +2,20 @@
 
 A scheme never copies data: 10,000 clients with 500 examples each are 20 MB of
 indices. Where all clients together hold more than there is, examples are shared as
-evenly as the scheme allows.
+evenly as the scheme allows, and `copies` says by how many clients at most: what an
+example gives away through one client it gives away through each that holds it.
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.errors import require
+from gradaudit.errors import require, unknown_name
+from gradaudit.text import call_with_text
 
 Indices = NDArray[np.int32]  # (clients, examples)
 
@@ -35,6 +39,28 @@ class Partition(Protocol):
           examples: how many examples each of them holds.
         """
 
+    def copies(
+        self,
+        size: int,
+        clients: int,
+        examples: int,
+        class_sizes: Sequence[int] = (),
+    ) -> int:
+        """Returns an upper bound on the clients that can hold one example.
+
+        Guarantee: `shared_copies(assign(seed, labels, clients, examples))` is at most
+        this, for every seed and every `labels` of this size. It never exceeds
+        `clients`, and needs no data.
+
+        Args:
+          size: how many examples the whole dataset has.
+          clients: how many clients there are.
+          examples: how many examples each of them holds.
+          class_sizes: how many examples each class has, where that is known; a
+            scheme that deals by class is otherwise bounded by its worst case, a
+            class of one example. Classes without examples are passed over.
+        """
+
 
 @dataclasses.dataclass(frozen=True)
 class Iid:
@@ -45,9 +71,20 @@ class Iid:
 
     def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
         """Returns the indices of each client's examples, (clients, examples)."""
-        _check(labels, clients, examples)
+        _check(len(labels), clients, examples)
         counts = np.full((clients, 1), examples)
         return _deal(np.random.default_rng(seed), np.zeros(len(labels), int), counts)
+
+    def copies(
+        self,
+        size: int,
+        clients: int,
+        examples: int,
+        class_sizes: Sequence[int] = (),
+    ) -> int:
+        """Returns how often the deck is begun when all clients draw from it."""
+        _check(size, clients, examples)
+        return min(clients, -(-clients * examples // size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +103,7 @@ class Shards:
 
     def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
         """Returns the indices of each client's examples, (clients, examples)."""
-        _check(labels, clients, examples)
+        _check(len(labels), clients, examples)
         present, compact = np.unique(labels, return_inverse=True)
         require(
             self.classes <= len(present),
@@ -83,6 +120,22 @@ class Shards:
         counts = np.zeros((clients, len(present)), np.int64)
         np.put_along_axis(counts, held, examples // self.classes, axis=1)
         return _deal(rng, compact, counts)
+
+    def copies(
+        self,
+        size: int,
+        clients: int,
+        examples: int,
+        class_sizes: Sequence[int] = (),
+    ) -> int:
+        """Returns how often the smallest class is begun by those that hold it."""
+        _check(size, clients, examples)
+        present = _present(size, class_sizes)
+        if not present:
+            return clients
+        holders = min(clients, -(-clients * self.classes // len(present)))
+        dealt = holders * -(-examples // self.classes)
+        return min(holders, -(-dealt // min(present)))
 
     def _held_classes(
         self, rng: np.random.Generator, clients: int, present: int
@@ -110,15 +163,30 @@ class Dirichlet:
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+        require(
+            0 < self.alpha < math.inf,
+            f"alpha must be positive and finite, got {self.alpha}",
+        )
 
     def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
         """Returns the indices of each client's examples, (clients, examples)."""
-        _check(labels, clients, examples)
+        _check(len(labels), clients, examples)
         rng = np.random.default_rng(seed)
         present, compact = np.unique(labels, return_inverse=True)
         shares = rng.dirichlet(np.full(len(present), self.alpha), clients)
         return _deal(rng, compact, rng.multinomial(examples, shares))
+
+    def copies(
+        self,
+        size: int,
+        clients: int,
+        examples: int,
+        class_sizes: Sequence[int] = (),
+    ) -> int:
+        """Returns how often the smallest class is begun if every client draws it."""
+        _check(size, clients, examples)
+        smallest = min(_present(size, class_sizes), default=1)
+        return min(clients, -(-clients * examples // smallest))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +198,7 @@ class FullCopy:
 
     def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
         """Returns the indices of each client's examples, (clients, examples)."""
-        _check(labels, clients, examples)
+        _check(len(labels), clients, examples)
         require(
             examples <= len(labels),
             f"a copy of {examples} examples needs as many, the data has {len(labels)}",
@@ -138,9 +206,49 @@ class FullCopy:
         chosen = np.random.default_rng(seed).permutation(len(labels))[:examples]
         return np.broadcast_to(chosen.astype(np.int32), (clients, examples))
 
+    def copies(
+        self,
+        size: int,
+        clients: int,
+        examples: int,
+        class_sizes: Sequence[int] = (),
+    ) -> int:
+        """Returns all of them."""
+        _check(size, clients, examples)
+        return clients
 
-def _check(labels: Labels, clients: int, examples: int) -> None:
-    require(len(labels) > 0, "there is no data to divide among the clients")
+
+def shared_copies(assignment: Indices | Sequence[Indices]) -> int:
+    """Returns how many different clients hold the example that the most hold.
+
+    An example that one client holds twice counts once. Besides the assignment it
+    needs one counter per example.
+
+    Args:
+      assignment: the indices of each client's examples, (clients, examples), or one
+        array per client where they differ in length.
+    """
+    require(len(assignment) > 0, "an assignment needs at least one client")
+    if isinstance(assignment, np.ndarray) and assignment.strides[0] == 0:
+        return len(assignment)  # one row seen many times
+    largest = max((int(row.max()) for row in assignment if len(row)), default=-1)
+    holders = np.zeros(largest + 1, np.int32)
+    for row in assignment:
+        holders[row] += 1  # an index that occurs twice is written once
+    return int(holders.max(initial=0))
+
+
+def _present(size: int, class_sizes: Sequence[int]) -> list[int]:
+    """Returns the sizes of the classes that have examples."""
+    require(
+        not class_sizes or (min(class_sizes) >= 0 and sum(class_sizes) == size),
+        f"the class sizes {tuple(class_sizes)} must add up to the {size} examples",
+    )
+    return [held for held in class_sizes if held]
+
+
+def _check(size: int, clients: int, examples: int) -> None:
+    require(size > 0, "there is no data to divide among the clients")
     require(clients > 0, f"clients must be positive, got {clients}")
     require(examples > 0, f"examples must be positive, got {examples}")
 
@@ -182,6 +290,15 @@ PARTITIONS: dict[str, type[Partition]] = {
     "iid": Iid,
     "shards": Shards,
 }
+
+
+def parse_partition(text: str) -> Partition:
+    """Makes a scheme of its words, such as `iid`, `shards:classes=2`."""
+    name, _, parameters = text.strip().partition(":")
+    if name not in PARTITIONS:
+        raise unknown_name("partition", name, PARTITIONS)
+    scheme: Partition = call_with_text(name, PARTITIONS[name], parameters)
+    return scheme
 
 
 @dataclasses.dataclass(frozen=True)

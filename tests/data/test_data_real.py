@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gradaudit.data import CATALOGUE, Origin, load_dataset
+from gradaudit.data.catalogue import SPLITS
 from gradaudit.data.fetch import SOURCES, fetch, problem
 from gradaudit.data.store import is_stored
 from gradaudit.errors import InputError
@@ -28,12 +29,13 @@ def test_the_catalogue_tells_the_truth(name):
     need(name)
     entry = CATALOGUE[name]
     sizes = {}
-    for split in entry.splits:
+    for split in SPLITS:
         dataset = load_dataset(name, split)
         assert dataset.shape == entry.shape
         assert dataset.classes == entry.classes
         assert set(np.unique(dataset.labels)) == set(range(entry.classes))
         assert dataset.name == name and dataset.split == split
+        assert np.bincount(dataset.labels).tolist() == [*entry.class_sizes(split)]
         sizes[split] = len(dataset)
     assert sizes["train"] + sizes["test"] == sizes["all"]
 

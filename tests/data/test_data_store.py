@@ -15,8 +15,8 @@ import pytest
 
 from gradaudit.data import fetch as fetching
 from gradaudit.data import store
-from gradaudit.data.catalogue import _load
-from gradaudit.data.dataset import Contents
+from gradaudit.data.catalogue import stored
+from gradaudit.data.dataset import Contents, Dataset
 from gradaudit.data.fetch import SOURCES, Source, fetch, fetch_from, problem
 from gradaudit.errors import InputError
 
@@ -70,6 +70,10 @@ def tiny(tmp_path, monkeypatch) -> Source:
     )
     monkeypatch.setitem(SOURCES, "tiny", source)
     return source
+
+
+def _load(name: str, split: str) -> Dataset:
+    return stored(name, split).dataset(name, split, "none")
 
 
 def downloads(source: Source) -> int:

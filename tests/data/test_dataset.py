@@ -14,6 +14,18 @@ loaded = functools.cache(load_dataset)  # photographs take a second to scale
 EMBEDDED = {n: e for n, e in CATALOGUE.items() if e.origin is Origin.EMBEDDED}
 EVERY_SET = pytest.mark.parametrize("name", EMBEDDED)
 COUNTS = {"digits": 1797, "lfw-patches": 200, "photos": 400, "cancer": 569}
+TRAINING = {
+    "mnist": 60_000,
+    "fashion-mnist": 60_000,
+    "cifar10": 50_000,
+    "adult": 32_561,
+    "orl-faces": 320,
+    "orl-faces-small": 320,
+    "digits": 1442,
+    "lfw-patches": 160,
+    "photos": 323,
+    "cancer": 456,
+}
 
 
 def make(inputs, labels, classes: int = 3) -> Dataset:
@@ -100,6 +112,20 @@ def test_splits_are_disjoint_complete_and_cover_every_class(name):
         return zip(dataset.inputs, dataset.labels, strict=True)
 
     assert sorted(rows(train) + rows(test)) == rows(whole)
+
+
+@EVERY_SET
+def test_the_catalogue_counts_the_classes_of_every_split(name):
+    for split in ("train", "test", "all"):
+        counts = np.bincount(loaded(name, split).labels)
+        assert EMBEDDED[name].class_sizes(split) == tuple(counts)
+
+
+def test_training_sizes_are_known_without_the_data(monkeypatch, tmp_path):
+    monkeypatch.setenv("GRADAUDIT_DATA", str(tmp_path))
+    assert {n: e.size("train") for n, e in CATALOGUE.items()} == TRAINING
+    with pytest.raises(InputError, match="no split 'valid'"):
+        CATALOGUE["mnist"].size("valid")
 
 
 @EVERY_SET

@@ -1,17 +1,22 @@
 """Every partition is valid, deterministic and small; each keeps its own promise."""
 
+import json
 import tracemalloc
 
 import numpy as np
 import pytest
 
+from gradaudit import spec
 from gradaudit.data import (
+    CATALOGUE,
     PARTITIONS,
     PUBLISHED_HOLDINGS,
     Dirichlet,
     FullCopy,
     Iid,
     Shards,
+    parse_partition,
+    shared_copies,
 )
 from gradaudit.errors import InputError
 
@@ -114,7 +119,7 @@ def test_ten_thousand_clients_fit_in_little_memory(scheme):
     ("call", "says"),
     [
         (lambda: Shards(0), "classes must be positive, got 0"),
-        (lambda: Dirichlet(0.0), "alpha must be positive, got 0.0"),
+        (lambda: Dirichlet(0.0), "alpha must be positive and finite, got 0.0"),
         (lambda: Shards(2).assign(0, LABELS, 5, 11), "multiple of 2"),
         (lambda: Shards(11).assign(0, LABELS, 5, 11), "the data has 10"),
         (lambda: FullCopy().assign(0, LABELS, 5, 6001), "the data has 6000"),
@@ -145,3 +150,118 @@ def test_the_published_sizes():
     labels = np.arange(2267) % 62
     for holding in PUBLISHED_HOLDINGS.values():
         assert holding.partition.assign(0, labels, 10, holding.examples).shape[0] == 10
+
+
+UNEVEN = np.repeat([0, 1, 2, 5], [3, 40, 257, 300])  # a class of three, two of none
+GRID = [(1, 20), (2, 20), (7, 20), (30, 60), (200, 20), (90, 120)]
+
+
+def measured(indices) -> int:
+    """The definition, one example at a time."""
+    holders: dict[int, set[int]] = {}
+    for client, row in enumerate(indices):
+        for example in row.tolist():
+            holders.setdefault(example, set()).add(client)
+    return max(map(len, holders.values()))
+
+
+@pytest.mark.parametrize("labels", [LABELS[:600], UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("scheme", [*SCHEMES, Shards(1), Dirichlet(1e-3)], ids=repr)
+def test_no_example_is_held_by_more_clients_than_the_scheme_promises(scheme, labels):
+    if getattr(scheme, "classes", 0) == 5 and labels is UNEVEN:
+        scheme = Shards(4)
+    class_sizes = np.bincount(labels).tolist()
+    for clients, examples in GRID:
+        for seed in range(3):
+            held = scheme.assign(seed, labels, clients, examples)
+            found = shared_copies(held)
+            assert found == measured(held)
+            tight = scheme.copies(len(labels), clients, examples, class_sizes)
+            assert found <= tight <= scheme.copies(len(labels), clients, examples)
+
+
+@pytest.mark.parametrize("scheme", [Iid(), Shards(2), Shards(5)], ids=repr)
+def test_the_promise_is_tight_where_the_dealing_is_even(scheme):
+    for clients, examples in [(6, 100), (60, 100), (61, 100), (250, 100)]:
+        found = shared_copies(scheme.assign(0, LABELS, clients, examples))
+        assert found == scheme.copies(6000, clients, examples, [600] * 10)
+
+
+def test_the_published_mnist_shards_share_an_example_among_ten_clients():
+    """1,000 clients hold 500,000 of 60,000; the smallest class has 5,421 examples."""
+    sizes = CATALOGUE["mnist"].class_sizes("train")
+    assert sum(sizes) == 60_000
+    assert Shards(2).copies(60_000, 1000, 500, sizes) == 10
+    assert Iid().copies(60_000, 1000, 500) == 9
+    assert Shards(2).copies(60_000, 1000, 500) == 1000  # for all that is known
+
+
+def test_a_holder_counts_once_however_often_it_holds_an_example():
+    twice = [np.array([0, 0, 0, 1]), np.array([1, 2]), np.array([], int)]
+    assert shared_copies(twice) == 2
+    assert shared_copies(np.zeros((1, 9), np.int32)) == 1
+
+
+@pytest.mark.parametrize("scheme", [Shards(2), FullCopy()], ids=repr)
+def test_counting_ten_thousand_clients_needs_one_counter_per_example(scheme):
+    held = scheme.assign(0, np.arange(60_000) % 10, 10_000, 500)
+    tracemalloc.start()
+    shared_copies(held)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1e6
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+def test_every_scheme_is_plain_data(scheme):
+    described = json.loads(json.dumps(spec.describe(scheme)))
+    assert spec.rebuild(described) == scheme
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme"),
+    [
+        ("iid", Iid()),
+        ("full-copy", FullCopy()),
+        ("shards", Shards()),
+        ("shards:classes=5", Shards(5)),
+        ("dirichlet:alpha=0.1", Dirichlet(0.1)),
+        (" dirichlet: alpha = 10 ", Dirichlet(10.0)),
+    ],
+)
+def test_every_scheme_has_words(text, scheme):
+    assert parse_partition(text) == scheme
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "unknown partition ''"),
+        ("shard", "did you mean 'shards'"),
+        ("shards:classes=two", "classes must be a whole number, got 'two'"),
+        ("shards:classes=0", "classes must be positive, got 0"),
+        ("shards:kinds=2", "unknown parameter of shards 'kinds'"),
+        ("shards:2", "write key=value, got '2'"),
+        ("dirichlet:alpha=nan", "alpha must be positive and finite, got nan"),
+        ("dirichlet:alpha=inf", "alpha must be positive and finite, got inf"),
+        ("iid:classes=2", "unknown parameter of iid 'classes'"),
+        ("full-copy:=", "unknown parameter"),
+    ],
+)
+def test_wrong_words_are_answered_in_words(text, says):
+    with pytest.raises(InputError, match=says):
+        parse_partition(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((0, 5, 5), "no data"),
+        ((10, 0, 5), "clients must be positive, got 0"),
+        ((10, 5, 0), "examples must be positive, got 0"),
+        ((10, 5, 5, [3, 3]), "must add up to the 10 examples"),
+    ],
+)
+def test_what_can_not_be_counted_is_refused_in_words(arguments, says):
+    with pytest.raises(InputError, match=says):
+        Shards(2).copies(*arguments)
