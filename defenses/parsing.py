@@ -8,12 +8,8 @@ prune:ratio=0.3 + fed-cdp              one after the other
 path/to/file.py:name                   your own, see docs/defenses.md
 """
 
-import enum
-import importlib.util
-import pathlib
 import types
 import typing
-from collections.abc import Callable
 from typing import Any
 
 from gradaudit.defenses.base import Defense
@@ -21,7 +17,13 @@ from gradaudit.defenses.claims import compose, defend
 from gradaudit.defenses.presets import PRESETS
 from gradaudit.defenses.schedules import Schedule, Table, decay
 from gradaudit.errors import InputError, require, unknown_name
-from gradaudit.text import call_with_text, read_number, read_scalar, read_word
+from gradaudit.text import (
+    call_with_text,
+    load_user_object,
+    read_number,
+    read_value,
+    users_code,
+)
 
 
 def parse(text: str) -> Defense:
@@ -35,31 +37,17 @@ def parse(text: str) -> Defense:
 def _parse_one(text: str) -> Defense:
     name, _, rest = text.partition(":")
     if name.endswith(".py"):
-        return _load(pathlib.Path(name), rest)
+        return _load(name, *rest.partition(":")[::2])
     if name not in PRESETS:
         raise unknown_name("defense", name, PRESETS)
-    defense: Defense = _call(name, PRESETS[name].make, rest)
+    defense: Defense = call_with_text(name, PRESETS[name].make, rest, _read)
     return defense
 
 
-def _call(name: str, make: Callable[..., Any], text: str) -> Any:
-    return call_with_text(name, make, text, _read)
-
-
 def _read(what: str, text: str, kind: Any) -> Any:
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _read_enum(what, text, kind)
     if isinstance(kind, types.UnionType) and Schedule in typing.get_args(kind):
         return _read_schedule(what, text)
-    if typing.get_origin(kind) is tuple:
-        return _read_tuple(what, text, typing.get_args(kind)[0])
-    return read_scalar(what, text, kind)
-
-
-def _read_enum(what: str, text: str, kind: type[enum.Enum]) -> enum.Enum:
-    words = {str(member.value): member for member in kind}
-    member: enum.Enum = read_word(what, text.replace("-", "_"), words)
-    return member
+    return read_value(what, text, kind)
 
 
 def _read_schedule(what: str, text: str) -> float | Schedule:
@@ -75,51 +63,20 @@ def _read_schedule(what: str, text: str) -> float | Schedule:
     return decay(words[0], start, end, rounds)
 
 
-def _read_tuple(what: str, text: str, item: Any) -> tuple[Any, ...]:
-    """Reads `conv1/output` as names, `conv1*0.5/output*0.2` as (name, number)."""
-    words = text.split("/")
-    if item is str:
-        return tuple(words)
-    pairs = [word.partition("*") for word in words]
-    return tuple(
-        (name, read_number(what, share, float, "name*share/name*share"))
-        for name, _, share in pairs
-    )
-
-
-def _load(path: pathlib.Path, name: str) -> Defense:
+def _load(path: str, name: str, arguments: str) -> Defense:
     """Returns `name` of a user's file: a defense, a constructor, or a transform."""
-    require(path.is_file(), f"there is no file {path}")
-    name, _, arguments = name.partition(":")
-    require(name != "", f"say which name of {path} to use: {path}:name")
-    module = _import(path)
-    if not hasattr(module, name):
-        public = [word for word in vars(module) if not word.startswith("_")]
-        raise unknown_name(f"name in {path}", name, public)
-    found = getattr(module, name)
+    found = load_user_object(path, name)
+    shown = f"{path}:{name}"
+    if callable(found):
+        with users_code():
+            found = call_with_text(shown, found, arguments, _read)
+    else:
+        require(arguments == "", f"{shown} takes no parameters, got {arguments!r}")
     if isinstance(found, Defense):
         return found
-    if callable(found):
-        found = _call(name, found, arguments)
-        if isinstance(found, Defense):
-            return found
     if hasattr(found, "apply") and hasattr(found, "init"):
         return defend(name, per_example=(found,))
     raise InputError(
-        f"{path}:{name} must be a Defense, a Transform or a function that returns one, "
-        f"got {type(found).__name__}"
+        f"{shown} must be a Defense, a Transform or a function that returns one, "
+        f"got {'None' if found is None else type(found).__name__}"
     )
-
-
-def _import(path: pathlib.Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} can't be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(
-            f"{path} can't be imported: {type(error).__name__}: {error}"
-        ) from error
-    return module

@@ -1,40 +1,90 @@
-"""Parameters in the words of the command line: `name:key=value,key=value`."""
+"""Words of the command line: `name:key=value,...` and a user's `path/to/file.py:name`.
 
+What a user wrote is run with care. Its prints go to stderr, so that stdout stays
+clean, and whatever it raises, sys.exit() included, becomes an `InputError` that names
+its file and line.
+"""
+
+import contextlib
+import enum
+import functools
+import importlib.util
 import inspect
+import pathlib
+import sys
+import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from gradaudit.errors import InputError, unknown_name
+from gradaudit import files
+from gradaudit.errors import InputError, require, unknown_name
+
+Reader = Callable[[str, str, Any], Any]  # (what, text, annotation) -> value
+_NUMBER = int | float
 
 
 def call_with_text(
-    name: str,
-    make: Callable[..., Any],
-    text: str,
-    read: Callable[[str, str, Any], Any] | None = None,
+    name: str, make: Callable[..., Any], text: str, read: Reader | None = None
 ) -> Any:
     """Calls `make` with `key=value,...`, each value read as its annotation says.
 
-    `read(what, text, annotation)` may replace `read_scalar` for richer types.
+    `read(what, text, annotation)` may replace `read_value` for richer types. Without
+    an annotation the default says the kind; without either, what reads as a number is
+    one, and the rest is text.
     """
-    hints = typing.get_type_hints(inspect.unwrap(make))
-    known = inspect.signature(make).parameters
-    arguments = {}
+    signature, hints = _signature(name, make)
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = {key: p for key, p in signature.parameters.items() if p.kind in named}
+    arguments: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")
         key = key.strip().replace("-", "_")
-        if not equals:
-            raise InputError(f"{name}: write key=value, got {item!r}")
+        require(equals != "", f"{name}: write key=value, got {item!r}")
         if key not in known:
             raise unknown_name(f"parameter of {name}", key, known)
-        reader = read or read_scalar
-        arguments[key] = reader(f"{name}: {key}", value.strip(), hints[key])
+        require(key not in arguments, f"{name}: {key} is given twice")
+        kind = hints.get(key, _kind_of_default(known[key].default))
+        arguments[key] = (read or read_value)(f"{name}: {key}", value.strip(), kind)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise InputError(
+            f"{name}: {error}; write {name}:key=value, or give it a default"
+        ) from None
     return make(**arguments)
 
 
-def read_scalar(what: str, text: str, kind: Any) -> Any:
-    """Reads a word, a number or true/false."""
+def _signature(
+    name: str, make: Callable[..., Any]
+) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Returns what `make` takes; annotations that can't be resolved count as none."""
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} does not say which parameters it takes") from None
+    inner = inspect.unwrap(make)
+    called = vars(inner).get("__init__") if isinstance(inner, type) else inner
+    try:
+        hints = typing.get_type_hints(called)
+    except Exception:  # any name that the user's annotation may hold
+        hints = {}
+    return signature, hints
+
+
+def _kind_of_default(default: Any) -> Any:
+    if isinstance(default, (bool, str, enum.Enum)):
+        return type(default)
+    return _NUMBER if isinstance(default, (int, float)) else None
+
+
+def read_value(what: str, text: str, kind: Any) -> Any:
+    """Reads a word, a number, true/false, a choice, or a tuple of words or pairs."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        choices = {str(member.value): member for member in kind}
+        return read_word(what, text.replace("-", "_"), choices)
+    if typing.get_origin(kind) is tuple:
+        return _read_tuple(what, text, typing.get_args(kind)[0])
     if kind is str:
         return text
     if kind is bool:
@@ -43,7 +93,32 @@ def read_scalar(what: str, text: str, kind: Any) -> Any:
         return read_number(what, text, int, "a whole number")
     if kind is float:
         return read_number(what, text, float, "a number")
+    if kind == _NUMBER:
+        return read_number(what, text, _number, "a number")
+    if kind is None:
+        with contextlib.suppress(ValueError):
+            return _number(text)
+        return text
     raise InputError(f"{what} can't be given as text; use Python")
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _read_tuple(what: str, text: str, item: Any) -> tuple[Any, ...]:
+    """Reads `conv1/output` as names, `conv1*0.5/output*0.2` as (name, number)."""
+    words = text.split("/")
+    if typing.get_origin(item) is not tuple:
+        return tuple(read_value(what, word, item) for word in words)
+    pairs = [word.partition("*") for word in words]
+    return tuple(
+        (name, read_number(what, share, float, "name*share/name*share"))
+        for name, _, share in pairs
+    )
 
 
 def read_number(what: str, text: str, kind: Callable[[str], Any], words: str) -> Any:
@@ -59,3 +134,113 @@ def read_word(what: str, text: str, words: dict[str, Any]) -> Any:
     if text.lower() not in words:
         raise InputError(f"{what} must be {' or '.join(words)}, got {text!r}")
     return words[text.lower()]
+
+
+# (file, content) -> module: the same content gives the same objects, which are equal
+_LOADED: dict[tuple[pathlib.Path, str], types.ModuleType] = {}
+_SHOWN: dict[str, str] = {}  # the name of a file in tracebacks -> as the user wrote it
+
+
+def load_user_object(path: str | pathlib.Path, name: str) -> Any:
+    """Returns what a user's Python file calls `name`.
+
+    Raises `InputError` if there is no such file or name, or if the file can't be
+    imported, with the line. Call what is found through `guarded`, or inside
+    `users_code`.
+    """
+    path = pathlib.Path(path)
+    require(path.is_file(), f"there is no file {path}")
+    require(name != "", f"say which name of {path} to use: {path}:name")
+    module = _import(path)
+    if not hasattr(module, name):
+        public = [word for word in vars(module) if not word.startswith("_")]
+        raise unknown_name(f"name in {path}", name, public)
+    return getattr(module, name)
+
+
+def _import(path: pathlib.Path) -> types.ModuleType:
+    try:
+        known = (path.resolve(), files.digest(path))
+    except OSError as error:
+        raise InputError(f"can't read {path}: {error.strerror}") from None
+    if known in _LOADED:
+        return _LOADED[known]
+    name = f"_file_{len(_LOADED)}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} can't be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    _SHOWN[str(module.__file__)] = str(path)
+    sys.modules[name] = module  # dataclasses look their module up there
+    try:
+        with users_code("can't be imported"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    _LOADED[known] = module
+    return module
+
+
+@contextlib.contextmanager
+def users_code(failed: str = "failed") -> Iterator[None]:
+    """Around calls of what a user wrote: prints go to stderr, errors become words.
+
+    An error that did not pass through a user's file is raised as it is.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        where = _users_line(error)
+        if where is None:
+            raise
+        said = next(iter(str(error).strip().splitlines()), "")
+        if isinstance(error, SystemExit):
+            said = f"it ends the program, sys.exit({said})"
+        elif not isinstance(error, InputError):
+            said = f"{type(error).__name__}: {said}".removesuffix(": ")
+        raise InputError(f"{where} {failed}: {said}") from error
+
+
+def _users_line(error: BaseException) -> str | None:
+    """Returns the last line of a user's file that the error passed through."""
+    if isinstance(error, SyntaxError) and error.filename in _SHOWN:
+        return f"{_SHOWN[error.filename]}:{error.lineno}"
+    found, step = None, error.__traceback__
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if file in _SHOWN:
+            found = f"{_SHOWN[file]}:{step.tb_lineno}"
+        step = step.tb_next
+    return found
+
+
+def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function with each of its calls inside `users_code`."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with users_code():
+            return function(*arguments, **named)
+
+    return call
+
+
+def takes(function: Any, count: int) -> bool:
+    """Returns whether something can be called with this many positional arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def written_at(function: Any) -> str | None:
+    """Returns `file:line` of a function of a user's file, else None."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_filename not in _SHOWN:
+        return None
+    return f"{_SHOWN[code.co_filename]}:{code.co_firstlineno}"

@@ -27,7 +27,7 @@ from gradaudit.errors import InputError
 from gradaudit.mechanism import NoiseKind, Point
 from gradaudit.models.networks import build_model
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 SCHEDULES = [
     schedules.Constant(3.0),
     schedules.Linear.between(15.0, 4.85, 100),
