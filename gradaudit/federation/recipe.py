@@ -10,8 +10,15 @@ from typing import Self
 import jax
 import optax
 
-from gradaudit.defenses.base import Defense, State, Transform, init_states
-from gradaudit.federation.setting import Optimizer, Setting, Weighting
+from gradaudit.defenses.base import (
+    Defense,
+    State,
+    Transform,
+    init_states,
+    is_independent,
+)
+from gradaudit.errors import require
+from gradaudit.federation.setting import Batches, Optimizer, Setting, Weighting
 from gradaudit.models.model import Model
 from gradaudit.types import Key, PyTree
 
@@ -31,6 +38,12 @@ class Recipe:
     learning_rate: float
     optimizer: Optimizer
     weighting: Weighting
+    batches: Batches = Batches.FIXED
+
+    def __post_init__(self) -> None:
+        if self.batches is Batches.POISSON:
+            for transform in self.unitwise:
+                _check_in_poisson_batches(transform)
 
     @classmethod
     def of(cls, model: Model, defense: Defense, setting: Setting) -> Self:
@@ -45,11 +58,48 @@ class Recipe:
             learning_rate=setting.learning_rate,
             optimizer=setting.optimizer,
             weighting=setting.weighting,
+            batches=setting.batches,
         )
+
+    @property
+    def server_sees_round(self) -> bool:
+        """Whether a server transform must see all clients of the round at once."""
+        return not all(map(is_independent, self.server))
+
+    @property
+    def unitwise(self) -> tuple[Transform, ...]:
+        """The per-example transforms before the noise that is added at their end."""
+        return self.per_example[: len(self.per_example) - len(self.added)]
+
+    @property
+    def added(self) -> tuple[Transform, ...]:
+        """The noise that is added at the end of the per-example transforms, if any."""
+        last = self.per_example[-1:]
+        return last if last and is_additive(last[0]) else ()
 
     def local_optimizer(self) -> optax.GradientTransformation:
         """Returns the clients' optimiser."""
         return _OPTIMIZERS[self.optimizer](self.learning_rate)
+
+
+def is_additive(transform: Transform) -> bool:
+    """Returns whether a transform says that it only adds noise of a fixed scale."""
+    return bool(getattr(transform, "additive", False))
+
+
+def _check_in_poisson_batches(transform: Transform) -> None:
+    name = type(transform).__name__
+    require(
+        is_independent(transform),
+        f"{name} looks at all examples of a batch at once, and a Poisson batch is "
+        "padded: choose batches of a fixed size, or a defense that treats each "
+        "example on its own",
+    )
+    require(
+        not is_additive(transform),
+        f"{name} adds noise before another transform: in Poisson batches noise must "
+        "come last, or an empty batch would have none; choose batches of a fixed size",
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -93,7 +143,10 @@ def client_key(key: Key, t: jax.Array | int, client: jax.Array | int) -> Key:
 
 
 def server_key(key: Key, t: jax.Array | int) -> Key:
-    """Returns the key of the server's transforms in round t."""
+    """Returns the key of the server's transforms in round t.
+
+    Transforms that treat each client alone fold the client's id into it.
+    """
     return _branch(key, t, _SERVER)
 
 

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.defenses.base import run
+from gradaudit.defenses.base import State, run
 from gradaudit.errors import require
 from gradaudit.federation.client import ClientReport, train_client
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, client_key, server_key
 from gradaudit.federation.setting import Weighting
 from gradaudit.machine import device_count, over_units
-from gradaudit.types import Key, PyTree
+from gradaudit.types import HostOrDevice, Key, PyTree
 
 
 def client_weights(weighting: Weighting, sizes: jax.Array) -> jax.Array:
@@ -54,12 +54,40 @@ def default_chunk(params: PyTree) -> int:
     return int(np.clip(_CACHED_PARAMETERS // size, 2, 32))
 
 
+def at_server(
+    recipe: Recipe, key: Key, state: ServerState, client: jax.Array, update: PyTree
+) -> PyTree:
+    """Returns one client's update after the server's transforms, client alone.
+
+    For transforms that are all independent (see `Recipe.server_sees_round`). The
+    noise is addressed by round and client: who else takes part, and who is computed
+    together with whom, changes nothing.
+    """
+    own = jax.random.fold_in(server_key(key, state.round), client)
+    alone = jax.tree.map(lambda leaf: leaf[None], update)
+    alone, _ = run(recipe.server, own, alone, state.server, state.round)
+    return jax.tree.map(lambda leaf: leaf[0], alone)
+
+
+def at_server_together(
+    recipe: Recipe, key: Key, state: ServerState, updates: PyTree
+) -> tuple[PyTree, tuple[State, ...]]:
+    """Returns all updates of a round after the server's transforms, and their states.
+
+    `updates` lead with the participants in the order of their ids: all of the round,
+    and nobody else, because the transforms may look at all of them.
+    """
+    return run(
+        recipe.server, server_key(key, state.round), updates, state.server, state.round
+    )
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RoundInfo:
     """What a person wants to see of a round."""
 
-    losses: jax.Array  # (clients,) mean loss of each client's local iterations
+    losses: HostOrDevice  # (clients,) mean loss of each client's local iterations
     norm_before: jax.Array  # (tensors,) first batch gradient without the defense
     norm_after: jax.Array  # (tensors,) first batch gradient as applied; client mean
 
@@ -70,10 +98,13 @@ class _Totals:
     """Sums over clients; all that is kept of a chunk when nobody needs more."""
 
     weight: jax.Array
-    sent: PyTree
+    sent: PyTree  # () where the server must see the updates themselves
     states: PyTree
     norm_before: jax.Array
     norm_after: jax.Array
+
+
+_Chunk = tuple[_Totals, tuple[jax.Array, PyTree]]  # sums; losses and updates
 
 
 def run_round(
@@ -83,13 +114,17 @@ def run_round(
     state: ServerState,
     clients: NDArray[np.integer],
     chunk: int | None = None,
+    width: int | None = None,
 ) -> tuple[ServerState, RoundInfo]:
     """Runs one round with these clients and returns the next state.
 
     `chunk` clients (see `default_chunk`) are vectorised together, chunk after chunk on
-    every device: it changes the speed, never the mathematics. Guarantees: the order of
-    `clients`, the chunk size and the number of devices change nothing but rounding; no
-    clients leave the model unchanged.
+    every device; with a `width`, one program serves every round of at most so many
+    clients: both change the speed, never the mathematics. Chunks without a client are
+    not computed. Guarantees: the order of `clients`, the chunk size, the width and the
+    number of devices change nothing but rounding; no clients leave the model
+    unchanged. Only a server transform that must see the round as a whole is compiled
+    for every number of clients, without the clients' training.
     """
     if chunk is None:
         chunk = default_chunk(state.params)
@@ -97,28 +132,46 @@ def run_round(
     clients = np.sort(np.asarray(clients, np.int32))
     if not len(clients):
         return _skipped(state)
-    devices = device_count()
-    chunk = min(chunk, -(-len(clients) // devices))
-    padding = -len(clients) % (chunk * devices)
-    padded = np.concatenate([clients, np.repeat(clients[:1], padding)])
-    real = np.arange(len(padded)) < len(clients)
-    result: tuple[ServerState, RoundInfo] = _round(
-        recipe,
-        chunk,
-        len(clients),
-        population,
-        key,
-        state,
-        jnp.asarray(padded),
-        jnp.asarray(real),
+    varies = width is not None
+    chunk, ids, real = _laid_out(clients, chunk, width or len(clients))
+    count = None if varies else len(clients)
+    following, info, updates = _round(
+        recipe, chunk, count, population, key, state, ids, real
     )
-    return result
+    if recipe.server_sees_round:
+        updates = jax.tree.map(lambda leaf: leaf[np.flatnonzero(real)], updates)
+        weights = client_weights(recipe.weighting, population.sizes[clients])
+        params, states = _serve_together(recipe, key, state, updates, weights)
+        following = dataclasses.replace(following, params=params, server=states)
+    return following, dataclasses.replace(info, losses=np.asarray(info.losses)[real])
+
+
+def _laid_out(
+    clients: NDArray[np.integer], chunk: int, width: int
+) -> tuple[int, NDArray[np.int32], NDArray[np.bool_]]:
+    """Returns the chunk, the ids device after device, and which of them are real.
+
+    Every device gets an equal share of the clients, in whole chunks, and room for its
+    share of the width; more clients than the width make room for a multiple of it.
+    """
+    devices = device_count()
+    width *= -(-len(clients) // width)
+    chunk = min(chunk, -(-width // devices))
+    room = -(-width // (chunk * devices)) * chunk
+    share = -(-len(clients) // (chunk * devices)) * chunk
+    ids = np.full((devices, room), clients[0], np.int32)
+    real = np.zeros((devices, room), bool)
+    for device in range(devices):
+        own = clients[device * share : (device + 1) * share]
+        ids[device, : len(own)] = own
+        real[device, : len(own)] = True
+    return chunk, ids.reshape(-1), real.reshape(-1)
 
 
 def _skipped(state: ServerState) -> tuple[ServerState, RoundInfo]:
     tensors = len(jax.tree.leaves(state.params))
     nothing = jnp.zeros((tensors,), jnp.float32)
-    info = RoundInfo(jnp.zeros((0,), jnp.float32), nothing, nothing)
+    info = RoundInfo(np.zeros((0,), np.float32), nothing, nothing)
     return dataclasses.replace(state, round=state.round + 1), info
 
 
@@ -126,48 +179,53 @@ def _skipped(state: ServerState) -> tuple[ServerState, RoundInfo]:
 def _round(
     recipe: Recipe,
     chunk: int,
-    count: int,
+    exactly: int | None,
     population: Population,
     key: Key,
     state: ServerState,
     clients: jax.Array,
     real: jax.Array,
-) -> tuple[ServerState, RoundInfo]:
-    on_devices = over_units(functools.partial(_on_one_device, recipe, chunk), shared=3)
+) -> tuple[ServerState, RoundInfo, PyTree]:
+    """Trains the clients and averages what they sent, or hands it out to be served.
+
+    `exactly` is the number of clients if it is the same in every round.
+    """
+    skips = exactly is None
+    train = functools.partial(_on_one_device, recipe, chunk, skips)
+    on_devices = over_units(train, shared=3)
     totals, losses, updates = on_devices(population, key, state, clients, real)
     totals = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), totals)
-    server_states = state.server
-    if recipe.server:
-        updates = jax.tree.map(lambda leaf: leaf[:count], updates)
-        updates, server_states = run(
-            recipe.server,
-            server_key(key, state.round),
-            updates,
-            state.server,
-            state.round,
-        )
-        weights = client_weights(recipe.weighting, population.sizes[clients[:count]])
-        sent = weighted_sum(updates, weights)
-        totals = dataclasses.replace(totals, sent=sent)
+    count = exactly or jnp.sum(real)
     per_example, update = _mean_states(
         (state.per_example, state.update), totals.states, count
     )
+    params = state.params
+    if not recipe.server_sees_round:
+        params = aggregate(params, totals.sent, totals.weight)
     following = ServerState(
-        params=aggregate(state.params, totals.sent, totals.weight),
+        params=params,
         per_example=per_example,
         update=update,
-        server=server_states,
+        server=state.server,
         round=state.round + 1,
     )
-    info = RoundInfo(
-        losses[:count], totals.norm_before / count, totals.norm_after / count
-    )
-    return following, info
+    info = RoundInfo(losses, totals.norm_before / count, totals.norm_after / count)
+    return following, info, updates
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _serve_together(
+    recipe: Recipe, key: Key, state: ServerState, updates: PyTree, weights: jax.Array
+) -> tuple[PyTree, tuple[State, ...]]:
+    updates, states = at_server_together(recipe, key, state, updates)
+    total = weighted_sum(updates, weights)
+    return aggregate(state.params, total, jnp.sum(weights)), states
 
 
 def _on_one_device(
     recipe: Recipe,
     chunk: int,
+    skips: bool,
     population: Population,
     key: Key,
     state: ServerState,
@@ -178,36 +236,45 @@ def _on_one_device(
 
     def one(client: jax.Array) -> ClientReport:
         own = client_key(key, state.round, client)
-        return train_client(recipe, population, own, state, client)
+        report = train_client(recipe, population, own, state, client)
+        if recipe.server and not recipe.server_sees_round:
+            served = at_server(recipe, key, state, client, report.update)
+            report = dataclasses.replace(report, update=served)
+        return report
 
-    def one_chunk(
-        totals: _Totals | None, part: tuple[jax.Array, jax.Array]
-    ) -> tuple[_Totals, tuple[jax.Array, PyTree]]:
-        ids, present = part
+    def work(ids: jax.Array, present: jax.Array) -> _Chunk:
         reports = jax.vmap(one)(ids)
         weights = client_weights(recipe.weighting, population.sizes[ids]) * present
-        added = _totals(recipe, state, reports, weights, present)
-        if totals is not None:
-            added = jax.tree.map(jnp.add, totals, added)
-        kept = reports.update if recipe.server else ()
-        return added, (jnp.mean(reports.steps.loss, axis=1), kept)
+        kept = reports.update if recipe.server_sees_round else ()
+        losses = jnp.mean(reports.steps.loss, axis=1)
+        return _totals(recipe, reports, weights, present), (losses, kept)
+
+    def one_chunk(
+        totals: _Totals, part: tuple[jax.Array, jax.Array]
+    ) -> tuple[_Totals, tuple[jax.Array, PyTree]]:
+        if skips:
+            idle = functools.partial(_nothing, zeros)
+            added, kept = jax.lax.cond(jnp.any(part[1]), work, idle, *part)
+        else:
+            added, kept = work(*part)
+        return jax.tree.map(jnp.add, totals, added), kept
 
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk), (clients, real))
-    first = jax.tree.map(lambda leaf: leaf[0], parts)
-    shapes = jax.eval_shape(functools.partial(one_chunk, None), first)[0]
+    shapes = jax.eval_shape(work, *jax.tree.map(lambda leaf: leaf[0], parts))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    totals, (losses, updates) = jax.lax.scan(one_chunk, zeros, parts)
+    totals, (losses, updates) = jax.lax.scan(one_chunk, zeros[0], parts)
     totals = jax.tree.map(lambda leaf: leaf[None], totals)  # an axis of devices
     updates = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), updates)
     return totals, losses.reshape(-1), updates
 
 
+def _nothing(zeros: _Chunk, *unused: jax.Array) -> _Chunk:
+    del unused
+    return zeros
+
+
 def _totals(
-    recipe: Recipe,
-    state: ServerState,
-    reports: ClientReport,
-    weights: jax.Array,
-    present: jax.Array,
+    recipe: Recipe, reports: ClientReport, weights: jax.Array, present: jax.Array
 ) -> _Totals:
     mask = present.astype(jnp.float32)
 
@@ -215,16 +282,17 @@ def _totals(
         return jnp.tensordot(mask, leaf.astype(jnp.float32), axes=1)
 
     steps = reports.steps
+    together = recipe.server_sees_round
     return _Totals(
         weight=jnp.sum(weights),
-        sent=weighted_sum(reports.update, weights),
+        sent=() if together else weighted_sum(reports.update, weights),
         states=jax.tree.map(total, (reports.per_example, reports.update_states)),
         norm_before=total(steps.norm_before[:, 0]),
         norm_after=total(steps.norm_after[:, 0]),
     )
 
 
-def _mean_states(before: PyTree, totals: PyTree, count: int) -> PyTree:
+def _mean_states(before: PyTree, totals: PyTree, count: int | jax.Array) -> PyTree:
     """What clients' transforms remember is averaged, as their models are."""
     return jax.tree.map(
         lambda old, total: (total / count).astype(old.dtype), before, totals

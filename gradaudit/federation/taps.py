@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from gradaudit.defenses.base import run
 from gradaudit.errors import require
@@ -17,9 +18,12 @@ from gradaudit.federation.recipe import (
     ServerState,
     client_key,
     iteration_keys,
-    server_key,
 )
+from gradaudit.federation.round import at_server, at_server_together
+from gradaudit.federation.setting import Batches
 from gradaudit.types import Key, Leakage, LocalTraining, Observation, PyTree, Victim
+
+_TOGETHER = 32  # clients of a whole round that are vectorised together
 
 
 def observe_many(
@@ -31,12 +35,15 @@ def observe_many(
     clients: Sequence[int],
     iteration: int = 0,
     example: int = 0,
+    participants: Sequence[int] | None = None,
 ) -> tuple[Observation, Victim]:
-    """Returns what leaks from each of the round's clients, and whom it belongs to.
+    """Returns what leaks from each of these clients, and whom it belongs to.
 
-    The round is the one that starts at `state` (round 0 for `initial_state`), and
-    `clients` are its participants. With the same key, the three types read the same
-    noise: a client's type 1 update is what its type 2 gradients add up to.
+    The round is the one that starts at `state` (round 0 for `initial_state`). With the
+    same key, the three types read the same noise: a client's type 1 update is what its
+    type 2 gradients add up to, and the mean of the type 0 updates is what the server
+    adds. Guarantee: what is read of a client is addressed by round and client; which
+    other clients are read with it changes nothing but rounding.
 
     Args:
       recipe: the model, the defense and the local training.
@@ -44,9 +51,13 @@ def observe_many(
       key: the run's key.
       state: the server at the start of the round.
       leakage: the type of the adversary.
-      clients: ids of the clients that take part, each one a victim.
+      clients: ids of the clients that are read, each one a victim.
       iteration: type 2 only: the local iteration that is read.
       example: type 2 only: which example of the batch is read.
+      participants: ids of all clients of the round, `clients` among them. Needed for
+        type 0 where a server transform must see the whole round
+        (`recipe.server_sees_round`): all of them are then trained in every call, so
+        that it is best to read the whole round at once.
 
     Returns:
       An observation whose `sent` leaves have a leading axis of victims, in the
@@ -57,40 +68,56 @@ def observe_many(
     """
     _check(recipe, population, clients, iteration, example)
     ids = jnp.asarray(np.asarray(clients, np.int32))
-    leaked: tuple[Observation, Victim] = (
-        _example_leaks(recipe, population, key, state, ids, iteration, example)
-        if leakage is Leakage.EXAMPLE
-        else _update_leaks(recipe, leakage, population, key, state, ids)
+    if leakage is Leakage.EXAMPLE:
+        leaked: tuple[Observation, Victim] = _example_leaks(
+            recipe, population, key, state, ids, iteration, example
+        )
+        return leaked
+    if leakage is Leakage.SERVER and recipe.server_sees_round:
+        everybody = _participants(population, clients, participants)
+        rows = np.searchsorted(everybody, np.asarray(clients))
+        updates = jax.tree.map(
+            lambda leaf: leaf[rows],
+            _whole_round(recipe, population, key, state, jnp.asarray(everybody)),
+        )
+    else:
+        updates = _updates(recipe, leakage, population, key, state, ids)
+    training = LocalTraining(
+        batch_size=recipe.batch_size,
+        local_steps=recipe.local_steps,
+        learning_rate=recipe.learning_rate,
+        optimizer=recipe.optimizer.value,
     )
-    return leaked
+    observation = Observation(
+        params=state.params, sent=updates, leakage=leakage, training=training
+    )
+    return observation, _private_data(recipe, population, key, state, ids)
 
 
-def observe(
-    recipe: Recipe,
-    population: Population,
-    key: Key,
-    state: ServerState,
-    leakage: Leakage,
-    client: int,
-    iteration: int = 0,
-    example: int = 0,
-) -> tuple[Observation, Victim]:
-    """Returns what leaks from one client, without the axis of victims."""
-    observation, victim = observe_many(
-        recipe, population, key, state, leakage, [client], iteration, example
+def _participants(
+    population: Population, clients: Sequence[int], participants: Sequence[int] | None
+) -> NDArray[np.int32]:
+    """Returns everybody of the round in the order of their ids, as in training."""
+    require(
+        participants is not None,
+        "the defense looks at all updates of a round at the server: say who takes "
+        "part (participants) to read what it sends on",
     )
-    sent, victim, params = jax.tree.map(
-        lambda leaf: leaf[0],
-        (observation.sent, victim, observation.params if iteration else ()),
+    _check_ids(population, participants or ())
+    require(
+        set(clients) <= set(participants or ()),
+        "only clients that take part in the round can be read",
     )
-    return (
-        dataclasses.replace(
-            observation,
-            sent=sent,
-            params=params if iteration else observation.params,
-        ),
-        victim,
-    )
+    return np.sort(np.asarray(participants, np.int32))
+
+
+def _check_ids(population: Population, clients: Sequence[int]) -> None:
+    for client in clients:
+        require(
+            0 <= client < population.clients,
+            f"client {client} is outside [0, {population.clients})",
+        )
+    require(len(set(clients)) == len(clients), "a client takes part once in a round")
 
 
 def _check(
@@ -101,12 +128,12 @@ def _check(
     example: int,
 ) -> None:
     require(len(clients) > 0, "an observation needs at least one client")
-    for client in clients:
-        require(
-            0 <= client < population.clients,
-            f"client {client} is outside [0, {population.clients})",
-        )
-    require(len(set(clients)) == len(clients), "a client takes part once in a round")
+    _check_ids(population, clients)
+    require(
+        recipe.batches is Batches.FIXED,
+        "the taps read batches of a fixed size: a Poisson batch has another size in "
+        "every step, and may be empty; attack the same setting with fixed batches",
+    )
     require(
         0 <= iteration < recipe.local_steps,
         f"iteration {iteration} is outside [0, {recipe.local_steps}) local iterations",
@@ -155,49 +182,64 @@ def _example_leaks(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _update_leaks(
+def _updates(
     recipe: Recipe,
     leakage: Leakage,
     population: Population,
     key: Key,
     state: ServerState,
     clients: jax.Array,
-) -> tuple[Observation, Victim]:
-    def one(client: jax.Array) -> tuple[PyTree, Victim]:
+) -> PyTree:
+    """Returns each client's update at the client or, alone, at the server."""
+
+    def one(client: jax.Array) -> PyTree:
         own = client_key(key, state.round, client)
         report = train_client(recipe, population, own, state, client, tapped=True)
+        if leakage is Leakage.SERVER and recipe.server:
+            return at_server(recipe, key, state, client, report.update)
+        return report.update
+
+    return jax.vmap(one)(clients)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _whole_round(
+    recipe: Recipe,
+    population: Population,
+    key: Key,
+    state: ServerState,
+    participants: jax.Array,
+) -> PyTree:
+    """Returns the updates of all participants as the server makes them together."""
+
+    def one(client: jax.Array) -> PyTree:
+        own = client_key(key, state.round, client)
+        return train_client(recipe, population, own, state, client, tapped=True).update
+
+    size = min(_TOGETHER, len(participants))
+    updates = jax.lax.map(one, participants, batch_size=size)
+    return at_server_together(recipe, key, state, updates)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _private_data(
+    recipe: Recipe,
+    population: Population,
+    key: Key,
+    state: ServerState,
+    clients: jax.Array,
+) -> Victim:
+    """Returns all examples of each client's local training, in the order of use."""
+
+    def one(client: jax.Array) -> Victim:
+        own = client_key(key, state.round, client)
 
         def batch(step: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return population.batch(
-                iteration_keys(own, step)[0], client, recipe.batch_size
-            )
+            drawn = iteration_keys(own, step)[0]
+            return population.batch(drawn, client, recipe.batch_size)
 
         inputs, labels = jax.vmap(batch)(jnp.arange(recipe.local_steps))
         inputs = inputs.reshape(-1, *recipe.model.input_shape)
-        return report.update, Victim(inputs, labels.reshape(-1))
+        return Victim(inputs, labels.reshape(-1))
 
-    updates, victims = jax.vmap(one)(clients)
-    if leakage is Leakage.SERVER and recipe.server:
-        # The server treats its clients in the order of their ids, as in training.
-        order = jnp.argsort(clients)
-        updates = jax.tree.map(lambda leaf: leaf[order], updates)
-        updates, _ = run(
-            recipe.server,
-            server_key(key, state.round),
-            updates,
-            state.server,
-            state.round,
-        )
-        updates = jax.tree.map(lambda leaf: leaf[jnp.argsort(order)], updates)
-    observation = Observation(
-        params=state.params,
-        sent=updates,
-        leakage=leakage,
-        training=LocalTraining(
-            batch_size=recipe.batch_size,
-            local_steps=recipe.local_steps,
-            learning_rate=recipe.learning_rate,
-            optimizer=recipe.optimizer.value,
-        ),
-    )
-    return observation, victims
+    return jax.vmap(one)(clients)

@@ -9,12 +9,15 @@ import pytest
 
 from gradaudit import defenses, tree
 from gradaudit.data import Dataset
+from gradaudit.defenses.base import Defense
+from gradaudit.defenses.noise import NoiseAt, sanitize
 from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, initial_state
 from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Setting
-from gradaudit.federation.taps import observe, observe_many
+from gradaudit.federation.taps import observe_many
+from gradaudit.mechanism import Point
 from gradaudit.models.gradients import one_hot, unrolled_update
 from gradaudit.models.networks import MODELS, build_model
 from gradaudit.types import Leakage
@@ -48,6 +51,18 @@ def setup(defense=None, model="mlp", local_steps=1, batch_size=3):
     return recipe, Population.of(data, held[:, :10]), KEY, state
 
 
+def observe(recipe, population, key, state, leakage, client, iteration=0):
+    """Reads one client, without the axis of victims."""
+    seen, victim = observe_many(
+        recipe, population, key, state, leakage, [client], iteration
+    )
+    sent, victim = jax.tree.map(lambda leaf: leaf[0], (seen.sent, victim))
+    params = seen.params
+    if iteration:
+        params = jax.tree.map(lambda leaf: leaf[0], params)
+    return dataclasses.replace(seen, sent=sent, params=params), victim
+
+
 def assert_close(left, right, rtol=1e-4):
     for one, two in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         scale = float(jnp.max(jnp.abs(one))) + 1e-9
@@ -63,10 +78,11 @@ def check_unrolled(model, steps, batch):
         observation.params,
         victim.inputs.reshape(steps, batch, *recipe.model.input_shape),
         targets.reshape(steps, batch, CLASSES),
-        observation.learning_rate,
+        observation.training.learning_rate,
     )
-    assert_close(tree.scale(-1 / RATE, update), observation.gradient, rtol=2e-4)
-    assert (observation.local_steps, observation.batch_size) == (steps, batch)
+    assert_close(update, observation.sent, rtol=2e-4)
+    described = observation.training
+    assert (described.local_steps, described.batch_size) == (steps, batch)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -216,3 +232,66 @@ def test_bad_questions_are_refused_in_words(changes, words):
     asked = {"clients": [0], "iteration": 0, "example": 0} | changes
     with pytest.raises(InputError, match=words):
         observe_many(*setup(), Leakage.EXAMPLE, **asked)
+
+
+def crowd(defense, clients=100):
+    """Many clients with one step each, so that noise can be told from updates."""
+    data = make_data((5,))
+    net = build_model("mlp", data.shape, CLASSES)
+    held = np.random.default_rng(0).integers(0, 30, (clients, 4))
+    setting = Setting(
+        clients=clients, clients_per_round=clients, local_steps=1, batch_size=2,
+        examples=4, learning_rate=1e-6,
+    )  # fmt: skip
+    recipe = Recipe.of(net, defense, setting)
+    state = initial_state(recipe, net.init(jax.random.key(0)))
+    return recipe, Population.of(data, held), KEY, state
+
+
+def in_groups(parts, size, **asked):
+    """Returns the rows of the round that is read in groups of clients."""
+    groups = [
+        observe_many(*parts, Leakage.SERVER, clients, **asked)[0].sent
+        for clients in np.split(np.arange(100), range(size, 100, size))
+    ]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *groups)
+
+
+def rows(sent):
+    leaves = [np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(sent)]
+    return np.concatenate(leaves, axis=1)
+
+
+def test_the_servers_noise_is_one_draw_per_client_also_in_groups():
+    parts = crowd(defenses.fed_sdp(clip=1.0, sigma=1.0))
+    whole = rows(observe_many(*parts, Leakage.SERVER, range(100))[0].sent)
+    apart = rows(in_groups(parts, 32))
+    correlation = np.corrcoef(apart) - np.eye(100)
+    assert np.abs(correlation).max() < 0.1  # 10,000 coordinates: chance reaches 0.05
+    np.testing.assert_allclose(apart, whole, rtol=1e-5, atol=1e-6)
+
+
+TOGETHER = {
+    "l2-max": Defense("l2-max", server=sanitize(clip=1.0, sigma=0.5, l2_max=True)),
+    "one draw": Defense(
+        "batch", server=sanitize(clip=1.0, sigma=0.5, noise_at=NoiseAt.BATCH)
+    ),
+    "with a state": defenses.quantile_clip(at=Point.SERVER),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_what_looks_at_the_round_sees_it_whole_in_every_group(name):
+    parts = crowd(TOGETHER[name])
+    everybody = range(100)
+    whole, _ = observe_many(*parts, Leakage.SERVER, everybody, participants=everybody)
+    apart = in_groups(parts, 32, participants=everybody)
+    np.testing.assert_array_equal(rows(apart), rows(whole.sent))
+    recipe, population, key, state = parts
+    after, _ = run_round(recipe, population, key, state, np.arange(100))
+    moved = jax.tree.map(lambda p, sent: p + sent.mean(0), state.params, whole.sent)
+    assert_close(moved, after.params)
+    with pytest.raises(InputError, match="say who takes part"):
+        observe_many(*parts, Leakage.SERVER, [0, 1])
+    with pytest.raises(InputError, match="take part in the round"):
+        observe_many(*parts, Leakage.SERVER, [0, 1], participants=[0, 2])
