@@ -21,7 +21,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 @app.command("list", epilog="Example: gradaudit data list --json")
 def list_datasets(as_json: AsJson = False) -> None:
     """Show every dataset, whether it is here, and the files that can be read."""
-    from gradaudit.data.formats.readers import READERS
+    from gradaudit.data.formats import READERS
     from gradaudit.data.store import data_folder
 
     rows = _dataset_rows()

@@ -11,7 +11,7 @@ import numpy as np
 from gradaudit.data import store
 from gradaudit.data.dataset import TEST_EVERY, Contents, Dataset, to_unit
 from gradaudit.data.fetch import SOURCES
-from gradaudit.data.formats.readers import load_path
+from gradaudit.data.formats import load_path
 from gradaudit.errors import InputError, unknown_name
 
 SPLITS = ("train", "test", "all")

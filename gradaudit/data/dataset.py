@@ -1,6 +1,8 @@
 """The one type for data: inputs in [0, 1], integer labels, and where they are from."""
 
 import dataclasses
+import functools
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -9,14 +11,20 @@ from numpy.typing import NDArray
 
 from gradaudit.errors import InputError, require
 
+Array = NDArray[Any]
+
+TEST_EVERY = 5  # without an official split, every fifth example of a class is test
+
+_MOST_CLASSES = 1_000_000
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
     """Labelled examples, validated on construction.
 
     Guarantees: `inputs` is a finite float32 array in [0, 1] with a leading example
-    axis (images are NHWC), `labels` is int32 in [0, classes), both non-empty and of
-    equal length.
+    axis (images are NHWC), `labels` is int32 in [0, classes) and was whole before,
+    both non-empty and of equal length.
     """
 
     name: str
@@ -27,17 +35,27 @@ class Dataset:
     licence: str
 
     def __post_init__(self) -> None:
-        inputs, labels = np.asarray(self.inputs), np.asarray(self.labels)
-        require(len(inputs) > 0, f"dataset {self.name!r} is empty")
+        inputs = real_numbers(self.name, "inputs", self.inputs)
+        labels = real_numbers(self.name, "labels", self.labels)
+        require(
+            isinstance(self.classes, int | np.integer)
+            and 0 < self.classes <= _MOST_CLASSES,
+            f"dataset {self.name!r}: classes must be 1 to {_MOST_CLASSES:,}, got "
+            f"{self.classes!r}",
+        )
+        self._check_inputs(inputs)
+        self._check_labels(inputs, labels)
+        object.__setattr__(self, "inputs", inputs.astype(np.float32, copy=False))
+        object.__setattr__(self, "labels", labels.astype(np.int32, copy=False))
+
+    def _check_inputs(self, inputs: Array) -> None:
         require(
             inputs.ndim in (2, 4),
             f"dataset {self.name!r}: inputs must be (examples, features) or "
             f"(examples, height, width, channels), got shape {inputs.shape}",
         )
         require(
-            labels.shape == (len(inputs),),
-            f"dataset {self.name!r}: {len(inputs)} inputs need labels of shape "
-            f"({len(inputs)},), got {labels.shape}",
+            inputs.size > 0, f"dataset {self.name!r} is empty, shape {inputs.shape}"
         )
         bad = ~np.isfinite(inputs)
         if bad.any():
@@ -52,15 +70,31 @@ class Dataset:
             f"dataset {self.name!r}: inputs must be in [0, 1], found {low} to {high}; "
             "divide by 255 or scale the features first",
         )
-        outside = (labels < 0) | (labels >= self.classes)
-        if outside.any():
-            where = int(np.argwhere(outside)[0][0])
+
+    def _check_labels(self, inputs: Array, labels: Array) -> None:
+        require(
+            labels.shape == (len(inputs),),
+            f"dataset {self.name!r}: {len(inputs)} inputs need labels of shape "
+            f"({len(inputs)},), got {labels.shape}",
+        )
+        # NaN is neither inside nor whole.
+        whole = labels == np.floor(labels) if labels.dtype.kind == "f" else True
+        wrong = ~((labels >= 0) & (labels < self.classes) & whole)
+        if wrong.any():
+            where = int(np.argwhere(wrong)[0][0])
             raise InputError(
                 f"dataset {self.name!r}: label {labels[where]} of example {where} is "
-                f"outside [0, {self.classes})"
+                f"no whole number or outside [0, {self.classes})"
             )
-        object.__setattr__(self, "inputs", inputs.astype(np.float32, copy=False))
-        object.__setattr__(self, "labels", labels.astype(np.int32, copy=False))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The SHA-256 of what is in it: inputs, labels and the number of classes.
+
+        It does not depend on the name, nor on how the files held the examples.
+        """
+        parts = (array_digest(self.inputs), array_digest(self.labels), self.classes)
+        return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -75,12 +109,6 @@ class Dataset:
         return dataclasses.replace(
             self, inputs=self.inputs[indices], labels=self.labels[indices]
         )
-
-
-Array = NDArray[Any]
-
-
-TEST_EVERY = 5  # without an official split, every fifth example of a class is test
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +143,28 @@ class Contents:
     def dataset(self, name: str, split: str, licence: str) -> Dataset:
         """Returns one split as a validated dataset."""
         inputs, labels = self.select(split, name)
-        return Dataset(name, to_unit(inputs), labels, self.classes, split, licence)
+        inputs = to_unit(real_numbers(name, "inputs", inputs))
+        return Dataset(name, inputs, labels, self.classes, split, licence)
+
+
+def array_digest(array: Array) -> str:
+    """Returns the SHA-256 of an array: its type, shape and bytes."""
+    summary = hashlib.sha256(f"{array.dtype.str} {array.shape}\n".encode())
+    summary.update(np.ascontiguousarray(array).data)
+    return summary.hexdigest()
+
+
+def real_numbers(name: str, what: str, value: Any) -> Array:
+    """Returns an array of integers or real numbers, or says what it is instead."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"dataset {name!r}: {what} are no array ({error})") from None
+    require(
+        array.dtype.kind in "biuf",
+        f"dataset {name!r}: {what} must be integers or real numbers, got {array.dtype}",
+    )
+    return array
 
 
 def held_out(labels: Array) -> NDArray[np.bool_]:
@@ -136,5 +185,6 @@ def to_unit(inputs: Array) -> NDArray[np.float32]:
     """
     pixels = inputs.ndim > 2 and np.issubdtype(inputs.dtype, np.integer)
     # One pass: the full-size copy is what loading costs.
-    scaled = np.divide(inputs, np.float32(255 if pixels else 1), dtype=np.float32)
+    with np.errstate(over="ignore"):  # an infinity is refused with its place
+        scaled = np.divide(inputs, np.float32(255 if pixels else 1), dtype=np.float32)
     return scaled[..., None] if inputs.ndim == 3 else scaled

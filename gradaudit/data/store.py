@@ -9,20 +9,20 @@ that are part of this package, so a changed byte never reaches an experiment.
 """
 
 import contextlib
-import hashlib
-import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import platformdirs
 
-from gradaudit.data.dataset import Array, Contents
+from gradaudit import files
+from gradaudit.data.dataset import Array, Contents, array_digest
 from gradaudit.errors import InputError
 
 _A_DAY = 24 * 60 * 60.0
@@ -42,13 +42,6 @@ def is_stored(name: str) -> bool:
     return (data_folder() / name / "manifest.json").is_file()
 
 
-def digest(array: Array) -> str:
-    """Returns the SHA-256 of an array: its type, shape and bytes."""
-    summary = hashlib.sha256(f"{array.dtype.str} {array.shape}\n".encode())
-    summary.update(np.ascontiguousarray(array).data)
-    return summary.hexdigest()
-
-
 def named_arrays(contents: Contents) -> dict[str, Array]:
     """Returns the arrays under the names that they are stored by."""
     return {
@@ -62,9 +55,9 @@ def write(name: str, contents: Contents, manifest: Mapping[str, Any]) -> None:
     """Stores a set; readers see either all of it or nothing."""
     with working_folder(name) as folder:
         for array_name, array in named_arrays(contents).items():
-            np.save(folder / f"{array_name}.npy", array)
-        text = json.dumps({"name": name, **manifest}, indent=2)
-        (folder / "manifest.json").write_text(text + "\n")
+            path = folder / f"{array_name}.npy"
+            files.write_whole(path, partial(np.save, arr=array, allow_pickle=False))
+        files.write_json(folder / "manifest.json", {"name": name, **manifest})
         target = data_folder() / name
         shutil.rmtree(target, ignore_errors=True)
         folder.chmod(0o755)
@@ -113,7 +106,7 @@ def _verified(path: Path, expected: str) -> Array:
         array: Array = np.load(path, allow_pickle=False)
     except Exception as error:  # a damaged header can raise anything
         raise InputError(f"{path}: can't be read ({error}); {fetch}") from None
-    found = digest(array)
+    found = array_digest(array)
     if found != expected:
         raise InputError(
             f"{path}: field 'data' has changed since it was stored (SHA-256 "

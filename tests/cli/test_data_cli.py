@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from gradaudit.cli.app import app
 from gradaudit.data import CATALOGUE, store
-from gradaudit.data.dataset import Contents
+from gradaudit.data.dataset import Contents, array_digest
 from gradaudit.data.fetch import SOURCES, Source
-from gradaudit.data.formats.readers import READERS
+from gradaudit.data.formats import READERS
 
 ARRAYS = (np.arange(120, dtype=np.uint8).reshape(6, 5, 4), np.arange(6) % 3)
 DIGESTS = store.named_arrays(Contents({"all": ARRAYS}, 3))
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
         standard_files="",
         classes=3,
         licence="none",
-        arrays={name: store.digest(array) for name, array in DIGESTS.items()},
+        arrays={name: array_digest(array) for name, array in DIGESTS.items()},
     )
     monkeypatch.setitem(SOURCES, "tiny", source)
     np.savez(tmp_path / "tiny.npz", x=ARRAYS[0], y=ARRAYS[1])

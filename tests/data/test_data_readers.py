@@ -15,7 +15,7 @@ from PIL import Image
 
 from gradaudit.data import load_dataset
 from gradaudit.data.dataset import held_out
-from gradaudit.data.formats.readers import READERS, read_path
+from gradaudit.data.formats import READERS, read_path
 from gradaudit.errors import InputError
 
 RNG = np.random.default_rng(0)

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradaudit import files
 from gradaudit.data import fetch as fetching
 from gradaudit.data import store
 from gradaudit.data.catalogue import stored
-from gradaudit.data.dataset import Contents, Dataset
+from gradaudit.data.dataset import Contents, Dataset, array_digest
 from gradaudit.data.fetch import SOURCES, Source, fetch, fetch_from, problem
 from gradaudit.errors import InputError
 
@@ -50,9 +51,7 @@ def make_archive(path: Path, labels: np.ndarray = LABELS) -> str:
     np.savez(buffer, x=DIGITS, y=labels)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(zipfile.ZipInfo("inner/tiny.npz"), buffer.getvalue())
-    from gradaudit.data.fetch import _file_digest
-
-    return _file_digest(path)
+    return files.digest(path)
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def tiny(tmp_path, monkeypatch) -> Source:
         standard_files="tiny.npz",
         classes=4,
         licence="none",
-        arrays={n: store.digest(a) for n, a in store.named_arrays(CONTENTS).items()},
+        arrays={n: array_digest(a) for n, a in store.named_arrays(CONTENTS).items()},
     )
     monkeypatch.setitem(SOURCES, "tiny", source)
     return source
@@ -225,9 +224,9 @@ def test_old_working_folders_are_swept_and_new_ones_kept(tiny):
 def test_the_digest_sees_values_shape_and_type():
     array = np.arange(12, dtype=np.uint8)
     others = [array[::-1], array.reshape(3, 4), array.view(np.int8), array[:-1]]
-    digests = {store.digest(other) for other in [array, *others]}
+    digests = {array_digest(other) for other in [array, *others]}
     assert len(digests) == 5
-    assert store.digest(array.reshape(3, 4).T) == store.digest(
+    assert array_digest(array.reshape(3, 4).T) == array_digest(
         np.ascontiguousarray(array.reshape(3, 4).T)
     )
 

@@ -1,17 +1,24 @@
 """Images: folders of files, ORL and LFW faces, SVHN's .mat files."""
 
+import math
 import re
+import warnings
 from collections.abc import Set
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from gradaudit.data.dataset import Array, Contents
+from gradaudit.data.formats.reading import opened, require_room, whole_labels
 from gradaudit.errors import InputError, require
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".pgm", ".ppm", ".bmp"})
 
+# By their content; others that Pillow knows would start programs.
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP")
+
+_CHANNELS = 3
 
 # Labeled Faces in the Wild as Wei et al. (2021, section VII) use it: the people with
 # at least 20 images (62 of them, 3,023 images), the middle of the face, 32x32.
@@ -46,9 +53,12 @@ def read(path: Path, suffixes: Set[str] = SUFFIXES) -> Contents:
     images: list[Array] = []
     labels: list[int] = []
     folders = [folder for folder in _folders(path) if _files(folder, suffixes)]
+    count = sum(len(_files(folder, suffixes)) for folder in folders)
     for label, folder in enumerate(folders):
         for file in _files(folder, suffixes):
             image = read_image(file)
+            if not images:
+                require_room(path, "images", count * image.nbytes)
             require(
                 not images or image.shape == images[0].shape,
                 f"{file}: field 'size' is {image.shape}, the images before it are "
@@ -106,11 +116,20 @@ def _lfw_folder(path: Path) -> Path | None:
 
 def _load(path: Path) -> Image.Image:
     try:
-        with Image.open(path) as image:
-            image.load()
-            return image
-    except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"{path}: field 'pixels' can't be read ({error})") from None
+        with opened(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=_FORMATS) as image:
+                image.load()
+                return image
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
+        reason = "it is no JPEG, PNG, PGM or BMP" if _unknown(error) else error
+        raise InputError(f"{path}: field 'pixels' can't be read ({reason})") from None
+
+
+def _unknown(error: Exception) -> bool:
+    return isinstance(error, UnidentifiedImageError)  # its text names our file object
 
 
 def _folders(path: Path) -> list[Path]:
@@ -134,6 +153,9 @@ _CLASSES = 10
 _SPLITS = {"train_32x32.mat": "train", "test_32x32.mat": "test"}
 
 
+_MATRIX_KINDS = frozenset({"double", "single", "uint8", "int32", "int64", "uint16"})
+
+
 def accepts_svhn(path: Path) -> bool:
     """Whether this is a `.mat` file, or a folder with the two that SVHN has."""
     if path.is_dir():
@@ -151,26 +173,46 @@ def read_svhn(path: Path) -> Contents:
 
 
 def _read_svhn(path: Path) -> tuple[Array, Array]:
-    from scipy.io import loadmat
-
-    try:
-        file = loadmat(path)
-        pixels, labels = file["X"], file["y"].reshape(-1)
-    except KeyError as error:
-        raise InputError(f"{path}: field {error} is missing") from None
-    except Exception as error:  # a damaged file can raise anything
-        raise InputError(
-            f"{path}: field 'matrices' can't be read_svhn ({error})"
-        ) from None
+    pixels, labels = _matrices(path)
     require(
-        pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[2] == 3,
+        pixels.ndim == 4 and pixels.shape[2] == _CHANNELS and pixels.size > 0,
         f"{path}: field 'X' is {pixels.dtype} {pixels.shape}, expected uint8 "
         "(32, 32, 3, n)",
     )
+    whole = labels.dtype.kind in "iu" or (
+        labels.dtype.kind == "f" and bool(np.all(labels % 1 == 0))
+    )
+    labels = labels.astype(np.int64) if whole else labels  # MATLAB's are often double
+    labels = whole_labels(path, "y", labels, pixels.shape[3])
     require(
-        len(labels) == pixels.shape[3] and labels.min() >= 1 and labels.max() <= 10,
-        f"{path}: field 'y' must be {pixels.shape[3]} labels from 1 to 10, found "
-        f"{len(labels)} from {labels.min()} to {labels.max()}",
+        labels.min() >= 1 and labels.max() <= _CLASSES,
+        f"{path}: field 'y' must be labels from 1 to 10, found {labels.min()} to "
+        f"{labels.max()}",
     )
     images = np.ascontiguousarray(pixels.transpose(3, 0, 1, 2))
-    return images, (labels % 10).astype(np.uint8)
+    return images, (labels % _CLASSES).astype(np.uint8)
+
+
+def _matrices(path: Path) -> tuple[Array, Array]:
+    """Returns `X` and `y`, after a look at what the file says they are."""
+    from scipy.io import loadmat, whosmat
+
+    try:
+        with opened(path) as file:
+            kinds = {name: (shape, kind) for name, shape, kind in whosmat(file)}
+            size = sum(math.prod(kinds[name][0]) for name in ("X", "y"))
+            require_room(path, "X", size)
+            require(
+                kinds["X"][1] == "uint8" and kinds["y"][1] in _MATRIX_KINDS,
+                f"{path}: field 'X' is {kinds['X'][1]} and 'y' {kinds['y'][1]}, "
+                "expected uint8 and numbers",
+            )
+            file.seek(0)
+            found = loadmat(file, variable_names=["X", "y"])
+            return found["X"], found["y"].reshape(-1)
+    except InputError:
+        raise
+    except KeyError as error:
+        raise InputError(f"{path}: field {error} is missing") from None
+    except Exception as error:  # a damaged file can raise anything
+        raise InputError(f"{path}: field 'matrices' can't be read ({error})") from None

@@ -1,6 +1,10 @@
 """Tables: .npz, .csv, and Adult's census rows."""
 
 import dataclasses
+import io
+import math
+import os
+import struct
 import warnings
 import zipfile
 import zlib
@@ -10,6 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.data.dataset import Array, Contents
+from gradaudit.data.formats.reading import (
+    most_bytes,
+    opened,
+    read_all,
+    read_up_to,
+    require_room,
+    whole_labels,
+)
 from gradaudit.errors import InputError, require
 
 # The names that people give to inputs and labels, per split.
@@ -20,7 +32,25 @@ _NAMES = {
 }
 
 
-_DAMAGE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    EOFError,
+    RuntimeError,
+    KeyError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+_MOST_AXES = 4
+_LONGEST_LINE = 1 << 26
+_LARGEST_LABEL = 2**53  # above it a number in a table may stand for another
 
 
 def accepts_npz(path: Path) -> bool:
@@ -35,34 +65,99 @@ def accepts_csv(path: Path) -> bool:
 
 def read_npz(path: Path) -> Contents:
     """Reads `x` and `y`, or `x_train`, `y_train`, `x_test`, `y_test`."""
-    require(
-        zipfile.is_zipfile(path),
-        f"{path}: field 'archive' can't be read: the file is cut short or no .npz at "
-        "all; numpy.savez(path, x=inputs, y=labels) writes one",
-    )
-    try:
-        # np.load leaves the file open when the archive is damaged.
-        with path.open("rb") as opened, np.load(opened) as file:
-            arrays = {name: file[name] for name in file.files}
-    except _DAMAGE as error:
-        raise InputError(f"{path}: field 'archive' can't be read ({error})") from None
-    splits = {
-        split: (arrays[x], _classes(path, y, arrays[y]))
+    splits = {}
+    with opened(path) as file:
+        require(
+            zipfile.is_zipfile(file),
+            f"{path}: field 'archive' can't be read: the file is cut short or no .npz "
+            "at all; numpy.savez(path, x=inputs, y=labels) writes one",
+        )
+        try:
+            with zipfile.ZipFile(file) as archive:
+                pairs = _pairs(path, archive)
+                for split, (x, y) in pairs.items():
+                    inputs, labels = (
+                        _member(path, archive, x),
+                        _member(path, archive, y),
+                    )
+                    splits[split] = inputs, _classes(path, y, labels, inputs)
+        except InputError:
+            raise
+        except _DAMAGE as error:
+            raise InputError(
+                f"{path}: field 'archive' can't be read ({error})"
+            ) from None
+    return Contents(splits, 1 + max(int(y.max()) for _, y in splits.values()))
+
+
+def _pairs(path: Path, archive: zipfile.ZipFile) -> dict[str, tuple[str, str]]:
+    """Returns the names of inputs and labels by split, if they are small enough."""
+    members = {info.filename.removesuffix(".npy"): info for info in archive.filelist}
+    pairs = {
+        split: (x, y)
         for split, choices in _NAMES.items()
         for x, y in choices
-        if x in arrays and y in arrays
+        if x in members and y in members
     }
-    if not splits:
-        raise InputError(
-            f"{path}: needs arrays 'x' and 'y' (or 'x_train', 'y_train', 'x_test', "
-            f"'y_test'), found {', '.join(sorted(arrays)) or 'none'}"
-        )
-    for split, (inputs, labels) in splits.items():
+    require(
+        bool(pairs),
+        f"{path}: needs arrays 'x' and 'y' (or 'x_train', 'y_train', 'x_test', "
+        f"'y_test'), found {', '.join(sorted(members)[:10]) or 'none'}",
+    )
+    wanted = {name for pair in pairs.values() for name in pair}
+    require_room(path, "archive", sum(members[name].file_size for name in wanted))
+    return pairs
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str) -> Array:
+    """Returns one array of numbers; the archive hands out no more than it declares."""
+    with archive.open(f"{name}.npy") as file:
+        version = np.lib.format.read_magic(file)
+        require(version in _HEADERS, f"{path}: field {name!r} is no array of numbers")
+        shape, fortran, dtype = _HEADERS[version](file)
         require(
-            inputs.ndim >= 2 and len(inputs) == len(labels),
-            f"{path}: field 'x' of {split} is {inputs.shape} for {len(labels)} labels",
+            dtype.kind in "biuf",
+            f"{path}: field {name!r} holds {dtype}, expected integers or real numbers",
         )
-    return Contents(splits, 1 + max(int(y.max()) for _, y in splits.values()))
+        require(
+            0 < len(shape) <= _MOST_AXES and min(shape) > 0,
+            f"{path}: field {name!r} has shape {_short(shape)}, expected examples on 1 "
+            f"to {_MOST_AXES} axes, none of them empty",
+        )
+        expected = math.prod(shape) * dtype.itemsize
+        data = read_up_to(file, expected + 1)
+    require(
+        len(data) == expected,
+        f"{path}: field {name!r} has shape {shape}, which needs {expected:,} bytes, "
+        f"found {len(data):,}{' or more' * (len(data) > expected)}",
+    )
+    array: Array = np.frombuffer(data, dtype)
+    return array.reshape(shape, order="F" if fortran else "C")
+
+
+def _short(shape: tuple[int, ...]) -> str:
+    return str(shape) if len(shape) <= 2 * _MOST_AXES else f"of {len(shape)} axes"
+
+
+def _classes(path: Path, name: str, labels: Array, inputs: Array) -> Array:
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        one_hot = ((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all()
+        require(
+            bool(one_hot),
+            f"{path}: field {name!r} is {labels.dtype} {labels.shape}: such labels "
+            "must be one-hot, a single 1 in each row",
+        )
+        labels = labels.argmax(axis=1)
+    require(
+        inputs.ndim >= 2 and labels.size == len(inputs),
+        f"{path}: field 'x' of {name!r} is {inputs.shape} for {labels.shape} labels",
+    )
+    labels = whole_labels(path, name, labels.reshape(-1), len(inputs))
+    require(
+        int(labels.min()) >= 0,
+        f"{path}: field {name!r} holds the label {labels.min()}; classes count from 0",
+    )
+    return labels
 
 
 def read_csv(path: Path) -> Contents:
@@ -70,46 +165,81 @@ def read_csv(path: Path) -> Contents:
 
     The classes are the distinct labels in increasing order.
     """
-    with path.open() as file:
-        header = not _is_number(file.readline().split(",")[0])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # no rows: said below
-            table = np.loadtxt(
-                path, np.float32, delimiter=",", skiprows=int(header), ndmin=2
-            )
-    except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: field 'rows' can't be read ({error})") from None
+    with opened(path) as file:
+        require_room(path, "file", os.fstat(file.fileno()).st_size)
+        text = io.TextIOWrapper(file, encoding="utf-8-sig")  # a mark is no character
+        try:
+            table = _rows(path, text)
+        except InputError:
+            raise
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path}: field 'text' is not UTF-8 ({error.reason} at byte "
+                f"{error.start}); save it as UTF-8"
+            ) from None
+        except ValueError as error:
+            raise InputError(f"{path}: field 'rows' can't be read ({error})") from None
     require(
         len(table) > 0 and table.shape[1] > 1,
         f"{path}: field 'rows' is {table.shape}, expected a label and features",
     )
     names, labels = np.unique(table[:, 0], return_inverse=True)
+    # Not a comparison with `>`: NaN must fail it too.
+    strange = names[~((names == np.round(names)) & (abs(names) <= _LARGEST_LABEL))]
     require(
-        bool(np.all(names == np.round(names))),
+        len(strange) == 0,
         f"{path}: field 'label' (the first column) must hold whole numbers, found "
-        f"{names[names != np.round(names)][:1]}",
+        f"{strange[:1]}",
     )
-    return Contents({"all": (table[:, 1:], labels)}, len(names))
+    with np.errstate(over="ignore"):  # an infinity is refused with the data
+        features = table[:, 1:].astype(np.float32)
+    return Contents({"all": (features, labels)}, len(names))
 
 
-def _classes(path: Path, name: str, labels: Array) -> Array:
-    one_hot = labels.ndim == 2 and labels.shape[1] > 1
-    labels = labels.argmax(axis=1) if one_hot else labels.reshape(-1)
+def _rows(path: Path, text: io.TextIOWrapper) -> NDArray[np.float64]:
+    first = text.readline(_LONGEST_LINE)
+    require(first.strip() != "", f"{path}: field 'rows' is empty")
     require(
-        len(labels) > 0 and np.issubdtype(labels.dtype, np.integer),
-        f"{path}: field {name!r} must hold integers, found {labels.dtype} "
-        f"{labels.shape}",
+        len(first) < _LONGEST_LINE,
+        f"{path}: line 1 has {_LONGEST_LINE:,} characters or more; is this a table?",
     )
-    return labels
+    cells = first.split(",")
+    most = max(1, most_bytes() // (8 * len(cells)))
+    header = _is_header(path, cells[0].strip().strip('"'))
+    text.seek(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # no rows: said by the caller
+        table: NDArray[np.float64] = np.loadtxt(
+            text,
+            np.float64,
+            delimiter=",",
+            quotechar='"',
+            skiprows=int(header),
+            max_rows=most + 1,
+            ndmin=2,
+        )
+    if len(table) > most:
+        require_room(path, "rows", table.nbytes)
+    return table
 
 
-def _is_number(text: str) -> bool:
+def _is_header(path: Path, cell: str) -> bool:
+    """Whether line 1 begins with a column's name instead of a label."""
     try:
-        float(text)
+        float(cell)
     except ValueError:
-        return False
-    return True
+        require(
+            cell != "",
+            f"{path}: line 1 begins with an empty field: leave out the column of row "
+            "numbers (pandas: to_csv(index=False))",
+        )
+        require(
+            cell[0].isalpha() or cell[0] in "_#",
+            f"{path}: line 1 begins with {cell[:20]!r}, neither a label nor the name "
+            "of a column",
+        )
+        return True
+    return False
 
 
 UNKNOWN = "?"
@@ -124,7 +254,10 @@ class Number:
 
     def encode(self, column: NDArray[np.str_]) -> NDArray[np.float32]:
         """Returns one feature (n, 1), the range scaled to [0, 1] and clipped."""
-        scaled = (column.astype(np.float64) - self.low) / (self.high - self.low)
+        numbers = column.astype(np.float64)
+        if not np.isfinite(numbers).all():
+            raise ValueError(f"found {numbers[~np.isfinite(numbers)][0]}")
+        scaled = (numbers - self.low) / (self.high - self.low)
         return np.clip(scaled, 0.0, 1.0)[:, None].astype(np.float32)
 
 
@@ -208,7 +341,7 @@ def read_adult(path: Path) -> Contents:
 def parse(path: Path) -> list[list[str]]:
     """Returns the rows as text, without the test file's comment and full stops."""
     try:
-        lines = path.read_text(encoding="ascii").splitlines()
+        lines = read_all(path).decode("ascii").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: field 'text' is corrupt ({error})") from None
     rows = []

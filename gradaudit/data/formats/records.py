@@ -1,0 +1,295 @@
+"""Records of bytes: IDX files (MNIST and its successors) and CIFAR-10's batches."""
+
+import gzip
+import io
+import json
+import math
+import pickle
+import pickletools
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradaudit.data.dataset import Array, Contents
+from gradaudit.data.formats.images import read_image
+from gradaudit.data.formats.reading import (
+    Readable,
+    opened,
+    read_all,
+    read_up_to,
+    require_room,
+    whole_labels,
+)
+from gradaudit.errors import InputError, require
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_MOST_AXES = 4
+_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_IDX_SPLITS = {"train": "train", "t10k": "test"}
+
+_SIDE, _CHANNELS, _CLASSES = 32, 3, 10
+_PIXELS = _CHANNELS * _SIDE * _SIDE
+_MOST_MEMOS = 1 << 20  # of a pickle; a batch has a few per file name
+_BATCHES = {
+    "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
+    "test": ("test_batch",),
+}
+
+
+def accepts_idx(path: Path) -> bool:
+    """Whether this is an IDX image file or a folder that holds one."""
+    if path.is_dir():
+        return any(_idx_images(path))
+    return "images" in path.name and "idx3" in path.name
+
+
+def read_idx(path: Path) -> Contents:
+    """Reads a folder of IDX pairs, or one image file with its labels beside it."""
+    files = _idx_images(path) if path.is_dir() else [path]
+    splits = {}
+    for images in files:
+        prefix = images.name.split("-")[0].lower()
+        splits[_IDX_SPLITS.get(prefix, "all")] = _idx_pair(images)
+    classes = max(int(labels.max()) for _, labels in splits.values()) + 1
+    return Contents(dict(sorted(splits.items(), reverse=True)), classes)
+
+
+def _idx_images(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*images*idx3*"))
+
+
+def _idx_pair(images: Path) -> tuple[Array, Array]:
+    name = images.name.replace("images", "labels").replace("idx3", "idx1")
+    # The labels of a plain file may be gzipped and the other way round.
+    names = (name, name.removesuffix(".gz"), name + ".gz")
+    found = [images.with_name(n) for n in names if images.with_name(n).exists()]
+    require(bool(found), f"{images}: the labels {name} are not beside it")
+    pixels, labels = _idx_array(images), _idx_array(found[0])
+    require(
+        pixels.ndim == 3 and labels.shape == pixels.shape[:1] and len(labels) > 0,
+        f"{found[0]}: field 'dimensions' is {labels.shape}, the images are "
+        f"{pixels.shape}; the two files don't belong together",
+    )
+    return pixels, whole_labels(found[0], "labels", labels, len(pixels))
+
+
+def _idx_array(path: Path) -> Array:
+    """Returns the array of one IDX file, plain or gzipped."""
+    with opened(path) as file:
+        zipped = file.read(2) == _GZIP_MAGIC
+        file.seek(0)
+        if not zipped:
+            return _idx_stream(path, file)
+        try:
+            with gzip.GzipFile(fileobj=file) as stream:
+                return _idx_stream(path, stream)
+        except (EOFError, OSError, zlib.error) as error:
+            raise InputError(
+                f"{path}: field 'gzip stream' is corrupt ({error})"
+            ) from None
+
+
+def _idx_stream(path: Path, stream: Readable) -> Array:
+    """Decodes what the header declares and looks one byte further."""
+    magic = read_up_to(stream, 4)
+    require(
+        len(magic) == 4
+        and magic[:2] == b"\0\0"
+        and magic[2] in _DTYPES
+        and 0 < magic[3] <= _MOST_AXES,
+        f"{path}: field 'magic number' is {magic.hex() or 'missing'}; not an IDX file "
+        f"of 1 to {_MOST_AXES} axes",
+    )
+    dtype, axes = np.dtype(_DTYPES[magic[2]]), magic[3]
+    sizes = read_up_to(stream, 4 * axes)
+    require(
+        len(sizes) == 4 * axes,
+        f"{path}: field 'dimensions' is cut off; fetch it again",
+    )
+    shape = tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
+    expected = math.prod(shape) * dtype.itemsize
+    require_room(path, "data", expected)
+    data = read_up_to(stream, expected)
+    more = " and more" if stream.read(1) else ""
+    require(
+        len(data) == expected and not more,
+        f"{path}: field 'data' has {len(data)} bytes{more}, shape {shape} needs "
+        f"{expected}; the file is truncated or corrupt",
+    )
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def accepts_cifar_python(path: Path) -> bool:
+    """Whether this is a pickled batch or a folder of them."""
+    return _has_batches(path, "")
+
+
+def accepts_cifar_binary(path: Path) -> bool:
+    """Whether this is a binary batch or a folder of them."""
+    return _has_batches(path, ".bin")
+
+
+def accepts_cifar_strips(path: Path) -> bool:
+    """Whether this is a folder of batches as PNG strips."""
+    return path.is_dir() and _has_batches(path, ".png")
+
+
+def read_cifar_python(path: Path) -> Contents:
+    """Reads pickled batches: `data` (n, 3072) and `labels`."""
+    return _read_batches(path, "", _python_batch)
+
+
+def read_cifar_binary(path: Path) -> Contents:
+    """Reads binary batches: records of one label and 3,072 bytes."""
+    return _read_batches(path, ".bin", _binary_batch)
+
+
+def read_cifar_strips(path: Path) -> Contents:
+    """Reads batches as PNG: a row is an image, the labels are in a JSON list."""
+    splits = {}
+    for split, names in _BATCHES.items():
+        strips = [read_image(path / f"{name}.png", "RGB") for name in names]
+        for name, strip in zip(names, strips, strict=True):
+            require(
+                strip.shape[1] == _SIDE * _SIDE,
+                f"{path / name}.png: field 'width' is {strip.shape[1]}, expected 1024",
+            )
+        labels = _json_labels(path / f"{split}_lables.json")  # the files' spelling
+        images = np.concatenate(strips).reshape(-1, _SIDE, _SIDE, _CHANNELS)
+        splits[split] = _checked(path / f"{split}_lables.json", images, labels)
+    return Contents(splits, _CLASSES)
+
+
+def _has_batches(path: Path, suffix: str) -> bool:
+    names = [f"{name}{suffix}" for batch in _BATCHES.values() for name in batch]
+    if path.is_dir():
+        return any((path / name).is_file() for name in names)
+    return path.name in names
+
+
+def _read_batches(
+    path: Path, suffix: str, batch: Callable[[Path], tuple[Array, Array]]
+) -> Contents:
+    splits = {}
+    for split, names in _BATCHES.items():
+        files = [path / f"{name}{suffix}" for name in names]
+        if not path.is_dir():
+            files = [path] if path in [path.with_name(f.name) for f in files] else []
+        elif any(file.exists() for file in files):
+            missing = [file.name for file in files if not file.exists()]
+            require(not missing, f"{path}: the batches {missing} are missing")
+        else:
+            files = []
+        if files:
+            images, labels = zip(*map(batch, files), strict=True)
+            splits[split] = np.concatenate(images), np.concatenate(labels)
+    return Contents(splits, _CLASSES)
+
+
+def _python_batch(path: Path) -> tuple[Array, Array]:
+    data = read_all(path)
+    try:
+        _check_memos(data)
+        batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
+        pixels, labels = batch[b"data"], batch[b"labels"]
+    except KeyError as error:
+        raise InputError(f"{path}: field {error} is missing from the batch") from None
+    except Exception as error:  # a damaged pickle can raise anything
+        raise InputError(
+            f"{path}: field 'pickle' is truncated or corrupt ({error})"
+        ) from None
+    require(
+        isinstance(pixels, np.ndarray)
+        and pixels.dtype == np.uint8
+        and pixels.ndim == 2
+        and pixels.shape[1] == _PIXELS,
+        f"{path}: field 'data' must be uint8 (n, {_PIXELS}), found "
+        f"{getattr(pixels, 'dtype', type(pixels).__name__)} "
+        f"{getattr(pixels, 'shape', '')}",
+    )
+    # Lists that hold one another could stand for more numbers than there is memory.
+    flat = isinstance(labels, list) and all(type(label) is int for label in labels)
+    require(
+        flat or isinstance(labels, np.ndarray),
+        f"{path}: field 'labels' must be a list of integers",
+    )
+    return _checked(path, _from_planes(pixels), np.asarray(labels))
+
+
+def _binary_batch(path: Path) -> tuple[Array, Array]:
+    data = np.frombuffer(read_all(path), np.uint8)
+    require(
+        len(data) > 0 and len(data) % (_PIXELS + 1) == 0,
+        f"{path}: field 'records' has {len(data)} bytes, not a multiple of "
+        f"{_PIXELS + 1}; the file is truncated or corrupt",
+    )
+    records = data.reshape(-1, _PIXELS + 1)
+    return _checked(path, _from_planes(records[:, 1:]), records[:, 0])
+
+
+def _from_planes(pixels: Array) -> Array:
+    planes = pixels.reshape(-1, _CHANNELS, _SIDE, _SIDE)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+
+
+def _checked(path: Path, images: Array, labels: Array) -> tuple[Array, Array]:
+    labels = whole_labels(path, "labels", labels, len(images))
+    require(
+        labels.min() >= 0 and labels.max() < _CLASSES,
+        f"{path}: field 'labels' holds {labels.min()} to {labels.max()}, expected 0 "
+        f"to {_CLASSES - 1}; the file is corrupt",
+    )
+    return images, labels.astype(np.uint8)
+
+
+def _json_labels(path: Path) -> Array:
+    try:
+        return np.asarray(json.loads(read_all(path)))
+    except InputError:
+        raise
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise InputError(f"{path}: field 'labels' can't be read ({error})") from None
+
+
+def _check_memos(data: bytearray) -> None:
+    """Refuses a pickle whose memo would be larger than the pickle."""
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name.endswith("PUT") and int(argument or 0) >= _MOST_MEMOS:
+            raise pickle.UnpicklingError(f"memo {argument} has no place in a batch")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Loads arrays and plain values only: what a pickle names is never looked up."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns our own constructor; numpy has moved some of its own."""
+        module = module.replace("numpy.core", "numpy._core")
+        if (module, name) not in _CONSTRUCTORS:
+            raise pickle.UnpicklingError(f"{module}.{name} has no place in a batch")
+        return _CONSTRUCTORS[module, name]
+
+
+def _empty_array(*_: Any) -> Array:
+    """Returns what the pickle then fills, whatever shape it asked for."""
+    return np.empty(0, np.uint8)
+
+
+def _latin1(text: str, _: str) -> bytes:
+    return text.encode("latin1")
+
+
+def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> Array:
+    return np.frombuffer(data, dtype).reshape(shape, order=order)
+
+
+# All that a batch needs; a pickle may name any function, and loading would call it.
+_CONSTRUCTORS: dict[tuple[str, str], Any] = {
+    ("_codecs", "encode"): _latin1,
+    ("numpy", "dtype"): np.dtype,
+    ("numpy", "ndarray"): None,  # only ever an argument
+    ("numpy._core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
+}
