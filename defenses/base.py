@@ -27,7 +27,9 @@ class Transform(Protocol):
     depends on that unit, the key and the round alone, and it keeps no state. At the
     server an independent transform is run for each client alone, with a key that is
     addressed by round and client; any other sees the clients of the whole round at
-    once, with one key. See `is_independent`.
+    once, with one key. See `is_independent`. It may also state `additive = True`: it
+    only adds noise that does not depend on the units, so that a Poisson batch can get
+    the noise of its expected size. See `is_additive`.
     """
 
     def init(self, params: PyTree) -> State:
@@ -42,6 +44,11 @@ class Transform(Protocol):
 def is_independent(transform: Transform) -> bool:
     """Returns whether the transform says that it treats each unit on its own."""
     return bool(getattr(transform, "independent", False))
+
+
+def is_additive(transform: Transform) -> bool:
+    """Returns whether the transform says that it adds noise and does no more."""
+    return bool(getattr(transform, "additive", False))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 
-from gradaudit.defenses.base import State, Transform, is_independent
+from gradaudit.defenses.base import State, Transform, is_additive, is_independent
 from gradaudit.defenses.claims import Releases
 from gradaudit.defenses.clipping import Clip
 from gradaudit.defenses.noise import (
@@ -104,6 +104,11 @@ class OnLayers:
         """What the transform says."""
         return is_independent(self.transform)
 
+    @property
+    def additive(self) -> bool:
+        """What the transform says: the other tensors pass unchanged."""
+        return is_additive(self.transform)
+
     def init(self, params: PyTree) -> State:
         """Returns the transform's state for the chosen tensors."""
         units = jax.tree.map(lambda leaf: leaf[None], params)
@@ -158,6 +163,7 @@ class LayerwiseLaplace:
     """
 
     independent: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
     epsilon: float
     sensitivity: float
     importance: Importance = ()

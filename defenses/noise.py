@@ -228,6 +228,11 @@ class GaussianNoise:
         """Whether each unit gets a draw of its own, of a fixed scale."""
         return self.at is NoiseAt.UNIT and not self.sensitivity.data_dependent
 
+    @property
+    def additive(self) -> bool:
+        """Whether the noise does not depend on the units."""
+        return not self.sensitivity.data_dependent
+
     def init(self, params: PyTree) -> State:
         """Returns no state."""
         return ()
@@ -307,6 +312,11 @@ class LaplaceNoise:
     @property
     def independent(self) -> bool:
         """Whether the scale is fixed: each unit has its own draw."""
+        return not self.sensitivity.data_dependent
+
+    @property
+    def additive(self) -> bool:
+        """Whether the noise does not depend on the units."""
         return not self.sensitivity.data_dependent
 
     def init(self, params: PyTree) -> State:
