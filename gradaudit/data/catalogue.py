@@ -283,7 +283,7 @@ def load_dataset(name: str, split: str | None = None) -> Dataset:
         return entry.load(entry.default_split if split is None else split)
     path = _as_path(name)
     # What has a separator or a suffix is meant as a path, even if it is not there.
-    if path.exists() or path.suffix or len(path.parts) > 1:
+    if name and (path.exists() or path.suffix or len(path.parts) > 1):
         return load_path(path, split)
     raise unknown_name("dataset", name, CATALOGUE)
 
