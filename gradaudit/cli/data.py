@@ -1,17 +1,25 @@
 """`gradaudit data`: what data is here, and what can be had."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from gradaudit.cli.console import err, errors_in_words, out, print_json
 from gradaudit.errors import InputError
 
 app = typer.Typer(
-    help="Datasets: what is here and what can be had.", no_args_is_help=True
+    help="Datasets: what is here and what can be had.",
+    epilog=(
+        "GRADAUDIT_DATA is the folder of fetched sets; GRADAUDIT_MAX_DATA_GIB is how "
+        "much a file may decode to (4 GiB)."
+    ),
+    no_args_is_help=True,
 )
 
 
@@ -21,30 +29,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 @app.command("list", epilog="Example: gradaudit data list --json")
 def list_datasets(as_json: AsJson = False) -> None:
     """Show every dataset, whether it is here, and the files that can be read."""
-    from gradaudit.data.formats import READERS
-    from gradaudit.data.store import data_folder
+    with errors_in_words():
+        from gradaudit.data.formats import READERS
+        from gradaudit.data.store import data_folder
 
-    rows = _dataset_rows()
-    readers = [{"name": reader.name, "files": reader.files} for reader in READERS]
-    if as_json:
-        folder = str(data_folder())
-        print_json({"folder": folder, "datasets": rows, "readers": readers})
-        return
-    datasets = Table(
-        title=f"datasets ({escape(str(data_folder()))})", title_justify="left"
-    )
-    for column in ("name", "shape", "classes", "here", "what it is"):
-        datasets.add_column(column, no_wrap=column in ("name", "shape"))
-    for row in rows:
-        here = "yes" if row["here"] else "fetch"
-        cells = (row["name"], row["shape"], str(row["classes"]), here, row["summary"])
-        datasets.add_row(*cells)
-    files = Table(title="your own files: --dataset PATH", title_justify="left")
-    files.add_column("kind", no_wrap=True)
-    files.add_column("file or folder")
-    for reader in readers:
-        files.add_row(reader["name"], escape(reader["files"]))
-    out.print(datasets, files)
+        folder, rows = str(data_folder()), _dataset_rows()
+        readers = [{"name": reader.name, "files": reader.files} for reader in READERS]
+        if as_json:
+            print_json({"folder": folder, "datasets": rows, "readers": readers})
+        else:
+            out.print(_datasets_table(folder, rows), _readers_table(readers))
 
 
 @app.command(epilog="Example: gradaudit data fetch mnist adult")
@@ -67,11 +61,7 @@ def fetch(
         if source is not None and len(chosen) > 1:
             raise InputError(f"--from takes one set, got {len(chosen)}")
         for name in chosen:
-            with err.status(f"{name}: starting") as status:
-
-                def report(step: str, name: str = name, status: Any = status) -> None:
-                    status.update(f"{name}: {step}")
-
+            with _progress(name) as report:
                 if source is not None:
                     fetch_from(name, source, report)
                     outcome = f"stored from {source}"
@@ -113,6 +103,18 @@ def check(
             raise InputError(f"not intact: {', '.join(broken)}")
 
 
+@contextlib.contextmanager
+def _progress(name: str) -> Iterator[Callable[[str], None]]:
+    """Shows each step with its time: one live line, or a line each in a log."""
+    if not err.is_terminal:
+        yield lambda step: err.print(f"{name}: {step}", soft_wrap=True, markup=False)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(escape(name), total=None)
+        yield lambda step: bar.update(task, description=escape(f"{name}: {step}"))
+
+
 def _dataset_rows() -> list[dict[str, Any]]:
     from gradaudit.data import CATALOGUE
     from gradaudit.data.catalogue import SPLITS
@@ -130,3 +132,23 @@ def _dataset_rows() -> list[dict[str, Any]]:
         }
         for entry in CATALOGUE.values()
     ]
+
+
+def _datasets_table(folder: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=f"datasets ({escape(folder)})", title_justify="left")
+    for column in ("name", "shape", "classes", "here", "what it is"):
+        table.add_column(column, no_wrap=column in ("name", "shape"))
+    for row in rows:
+        here = "yes" if row["here"] else "fetch"
+        cells = (row["name"], row["shape"], str(row["classes"]), here, row["summary"])
+        table.add_row(*cells)
+    return table
+
+
+def _readers_table(readers: list[dict[str, str]]) -> Table:
+    table = Table(title="your own files: --dataset PATH", title_justify="left")
+    table.add_column("kind", no_wrap=True)
+    table.add_column("file or folder")
+    for reader in readers:
+        table.add_row(reader["name"], escape(reader["files"]))
+    return table

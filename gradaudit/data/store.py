@@ -26,6 +26,7 @@ from gradaudit.data.dataset import Array, Contents, array_digest
 from gradaudit.errors import InputError
 
 _A_DAY = 24 * 60 * 60.0
+_LONGEST_NAME = 200  # of what is quoted in an error
 
 
 Digests = Mapping[str, str]  # "<split>-inputs" or "<split>-labels" to SHA-256
@@ -34,12 +35,16 @@ Digests = Mapping[str, str]  # "<split>-inputs" or "<split>-labels" to SHA-256
 def data_folder() -> Path:
     """Returns the folder of all stored sets."""
     chosen = os.environ.get("GRADAUDIT_DATA")
-    return Path(chosen or platformdirs.user_data_dir("gradaudit")).expanduser()
+    try:
+        return Path(chosen or platformdirs.user_data_dir("gradaudit")).expanduser()
+    except RuntimeError as error:  # nobody of that name
+        raise InputError(f"GRADAUDIT_DATA={chosen}: {error}") from None
 
 
 def is_stored(name: str) -> bool:
     """Whether a set is in the data folder (`read` says whether it is intact)."""
-    return (data_folder() / name / "manifest.json").is_file()
+    with _in_words():
+        return (data_folder() / name / "manifest.json").is_file()
 
 
 def named_arrays(contents: Contents) -> dict[str, Array]:
@@ -85,12 +90,25 @@ def read(name: str, digests: Digests, split: str = "all") -> dict[str, Array]:
 @contextlib.contextmanager
 def working_folder(name: str) -> Iterator[Path]:
     """A temporary folder on the same disk as the data folder, so renames are atomic."""
-    data_folder().mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=data_folder()))
+    with _in_words():
+        data_folder().mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=data_folder()))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """Says which folder refused: read-only, full, or no folder at all."""
     try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        yield
+    except OSError as error:
+        raise InputError(
+            f"the data folder {str(data_folder())[:_LONGEST_NAME]} can't be used "
+            f"({error.strerror or error}); GRADAUDIT_DATA names another"
+        ) from None
 
 
 def sweep() -> None:

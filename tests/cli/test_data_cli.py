@@ -64,6 +64,38 @@ def test_fetch_from_files_then_check(folder):
     assert "already here" in again.stderr
 
 
+def test_a_log_has_a_line_for_each_step(folder):
+    lines = run("fetch", "tiny", "--from", str(folder / "tiny.npz")).stderr.splitlines()
+    assert lines[0] == f"tiny: decoding {folder / 'tiny.npz'}"
+    assert lines[-1].startswith("tiny: stored from")
+
+
+def test_list_as_json_has_the_number_of_examples_of_each_split():
+    rows = json.loads(run("list", "--json").stdout)["datasets"]
+    sizes = {row["name"]: row["sizes"] for row in rows}
+    assert sizes["mnist"] == {"train": 60_000, "test": 10_000, "all": 70_000}
+
+
+@pytest.mark.parametrize("command", [["list"], ["check"], ["fetch", "tiny"]])
+@pytest.mark.parametrize("folder_name", ["~nouser-at-all/x", "x" * 5000, "a-file/data"])
+def test_a_data_folder_that_can_not_be_is_said_so(command, folder_name, folder):
+    (folder / "a-file").touch()
+    name = str(folder / folder_name) if "a-file" in folder_name else folder_name
+    from_file = ["--from", str(folder / "tiny.npz")] if "fetch" in command else []
+    found = CliRunner().invoke(
+        app, ["data", *command, *from_file], env={"GRADAUDIT_DATA": name}
+    )
+    harmless = "a-file" in folder_name and "fetch" not in command  # nothing is there
+    assert found.exit_code == (0 if harmless else 2), found.output
+    if not harmless:
+        assert "GRADAUDIT_DATA" in found.stderr and len(found.stderr) < 1000
+
+
+def test_the_limit_is_in_the_help():
+    shown = " ".join(run("--help").stdout.split())
+    assert "GRADAUDIT_MAX_DATA_GIB" in shown and "GRADAUDIT_DATA" in shown
+
+
 def test_check_finds_a_flipped_byte(folder):
     run("fetch", "tiny", "--from", str(folder / "tiny.npz"))
     path = folder / "data" / "tiny" / "all-inputs.npy"
@@ -92,8 +124,9 @@ def test_check_finds_a_flipped_byte(folder):
 def test_what_is_wrong_is_said_in_a_line(arguments, says):
     result = run(*arguments)
     assert result.exit_code == 2
-    assert says in result.stderr
-    assert result.stderr.count("\n") == 1
+    *steps, last = result.stderr.splitlines()
+    assert last.startswith("error: ") and says in last
+    assert not any(step.startswith("error") for step in steps)
 
 
 def test_check_of_an_empty_folder_says_what_to_do():

@@ -53,6 +53,14 @@ WRONG = {
     "rank 1": (np.zeros(4), LABELS, r"got shape \(4,\)"),
     "empty": (GREY[:0], LABELS[:0], "is empty"),
     "labels of another length": (GREY, LABELS[:3], r"\(4,\), got \(3,\)"),
+    "labels between classes": (GREY, [0.0, 1.5, 2.0, 0.0], "label 1.5 of example 1 "),
+    "NaN label": (GREY, [0.0, 1.0, np.nan, 0.0], "label nan of example 2 "),
+    "text": (GREY.astype(str), LABELS, "inputs must be integers or real numbers"),
+    "complex": (GREY + 1j, LABELS, "real numbers, got complex128"),
+    "objects": (GREY.astype(object), LABELS, "real numbers, got object"),
+    "label names": (GREY, ["a", "b", "c", "a"], "labels must be integers"),
+    "uneven": ([[0.5], [0.5, 1.0]], [0, 1], "inputs are no array"),
+    "no features": (np.zeros((4, 0)), LABELS, r"is empty, shape \(4, 0\)"),
     "one-hot labels": (GREY, np.eye(4)[:, :3], r"\(4,\), got \(4, 3\)"),
 }
 
@@ -70,6 +78,41 @@ def test_right_data_comes_out_as_promised(dtype):
     dataset = make((GREY > 0).astype(dtype), LABELS.astype(np.int64))
     assert dataset.inputs.dtype == np.float32 and dataset.labels.dtype == np.int32
     assert dataset.shape == (5, 5, 1) and len(dataset) == 4
+
+
+@pytest.mark.parametrize("classes", [0, -1, 2.5, 10**9])
+def test_the_number_of_classes_is_one(classes):
+    with pytest.raises(InputError, match="classes must be 1 to 1,000,000"):
+        make(GREY, LABELS * 0, classes)
+
+
+def test_whole_labels_may_come_as_real_numbers():
+    assert make(GREY, LABELS.astype(float)).labels.tolist() == LABELS.tolist()
+
+
+def test_the_digest_sees_what_is_inside_and_nothing_else():
+    dataset = make(GREY, LABELS)
+    assert dataset.digest == dataset.digest == make(GREY.copy(), LABELS.copy()).digest
+    renamed = dataclasses.replace(dataset, name="other", licence="other")
+    assert renamed.digest == dataset.digest
+    others = [
+        make(with_pixel(0.5000001), LABELS),
+        make(GREY, LABELS[::-1]),
+        make(GREY, LABELS, classes=4),
+        make(GREY.reshape(4, -1), LABELS),
+        dataset.take(slice(0, 3)),
+    ]
+    assert len({other.digest for other in [dataset, *others]}) == 6
+
+
+def test_an_edited_file_has_another_digest(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("0,0.25\n1,0.5\n")
+    before = load_dataset(str(path)).digest
+    path.write_text("label,f\n0,0.25\n1,0.50\n")  # the same numbers
+    assert load_dataset(str(path)).digest == before
+    path.write_text("0,0.25\n1,0.51\n")
+    assert load_dataset(str(path)).digest != before
 
 
 def test_take_keeps_the_rest_and_checks_again():
