@@ -37,6 +37,18 @@ def write_whole(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
         raise
 
 
+def append_line(path: pathlib.Path, line: str) -> None:
+    """Adds one line; when it returns, the line is on the disk.
+
+    A crash may leave a part of the line, without its end.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
     """Writes text, UTF-8, whole or not at all."""
     write_whole(path, lambda file: file.write(text.encode()))

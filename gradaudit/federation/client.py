@@ -12,6 +12,7 @@ from gradaudit.defenses.base import State, Transform, run
 from gradaudit.defenses.fast_mean import mean_of_units, takes_factors
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, iteration_keys, update_key
+from gradaudit.federation.setting import Batches
 from gradaudit.models.gradients import (
     Outer,
     Units,
@@ -146,6 +147,57 @@ def _batch_gradient(
     return gradient, states, step
 
 
+def _poisson_gradient(
+    recipe: Recipe,
+    key: Key,
+    local: Local,
+    batch: tuple[jax.Array, jax.Array, jax.Array],
+    t: jax.Array,
+    first: jax.Array,
+    tapped: bool,
+) -> tuple[PyTree, tuple[State, ...], Step]:
+    """Returns the defended gradient of a Poisson batch: sums over B, as DP-SGD's.
+
+    With B the expected size: (sum over the drawn examples of their transformed
+    gradients) / B, plus noise as for a batch of exactly B, whatever was drawn, so
+    that neither its scale nor its absence tells the size. NoiseAt.BATCH: one draw of
+    std sigma * S on the sum, sigma * S / B on the result. NoiseAt.UNIT: as B draws
+    of std sigma * S, together sigma * S / sqrt(B) on the result.
+    """
+    inputs, labels, present = batch
+    weights = present / recipe.batch_size
+    targets = one_hot(labels, recipe.model.classes)
+
+    def total(units: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), units)
+
+    if not recipe.per_example:
+
+        def loss_of(params: PyTree) -> jax.Array:
+            return jnp.vdot(weights, recipe.model.losses(params, inputs, targets))
+
+        loss, gradient = jax.value_and_grad(loss_of)(local.params)
+        norms = _norms(first, gradient)
+        return gradient, local.states, Step(loss, norms, norms)
+    losses, gradients = example_gradients(recipe.model, local.params, inputs, labels)
+    before = _norms(first, gradients, read=total)
+    cut = len(recipe.unitwise)
+    units, states = run(recipe.unitwise, key, gradients, local.states[:cut], t)
+    gradient = total(units)
+    if recipe.added:
+        # B equal units with this mean: what adds noise to units needs no others.
+        alike = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (recipe.batch_size, *leaf.shape)),
+            gradient,
+        )
+        average = _averaged if tapped else mean_of_units
+        last = jax.random.fold_in(key, cut)
+        gradient, after = average(recipe.added, last, alike, local.states[cut:], t)
+        states = (*states, *after)
+    step = Step(jnp.vdot(weights, losses), before, _norms(first, gradient))
+    return gradient, states, step
+
+
 def local_steps(
     recipe: Recipe,
     population: Population,
@@ -160,10 +212,17 @@ def local_steps(
 
     def iterate(local: Local, step: jax.Array) -> tuple[Local, Step]:
         batch_key, noise_key = iteration_keys(key, step)
-        inputs, labels = population.batch(batch_key, client, recipe.batch_size)
-        gradient, states, seen = _batch_gradient(
-            recipe, noise_key, local, inputs, labels, start.round, step == 0, tapped
-        )
+        size, t, initial = recipe.batch_size, start.round, step == 0
+        if recipe.batches is Batches.POISSON:
+            coins = population.poisson_batch(batch_key, client, size)
+            gradient, states, seen = _poisson_gradient(
+                recipe, noise_key, local, coins, t, initial, tapped
+            )
+        else:
+            inputs, labels = population.batch(batch_key, client, size)
+            gradient, states, seen = _batch_gradient(
+                recipe, noise_key, local, inputs, labels, t, initial, tapped
+            )
         change, memory = optimizer.update(gradient, local.optimizer, local.params)
         params = optax.apply_updates(local.params, change)
         return Local(params, memory, states), seen

@@ -15,6 +15,7 @@ from gradaudit.defenses.base import (
     State,
     Transform,
     init_states,
+    is_additive,
     is_independent,
 )
 from gradaudit.errors import require
@@ -80,11 +81,6 @@ class Recipe:
     def local_optimizer(self) -> optax.GradientTransformation:
         """Returns the clients' optimiser."""
         return _OPTIMIZERS[self.optimizer](self.learning_rate)
-
-
-def is_additive(transform: Transform) -> bool:
-    """Returns whether a transform says that it only adds noise of a fixed scale."""
-    return bool(getattr(transform, "additive", False))
 
 
 def _check_in_poisson_batches(transform: Transform) -> None:

@@ -91,7 +91,7 @@ def observe_many(
     observation = Observation(
         params=state.params, sent=updates, leakage=leakage, training=training
     )
-    return observation, _private_data(recipe, population, key, state, ids)
+    return observation, private_data(recipe, population, key, state, ids)
 
 
 def _participants(
@@ -222,7 +222,7 @@ def _whole_round(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _private_data(
+def private_data(
     recipe: Recipe,
     population: Population,
     key: Key,

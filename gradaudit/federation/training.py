@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gradaudit import tree
 from gradaudit.data import Dataset
+from gradaudit.defenses.base import check_state
 from gradaudit.errors import require
-from gradaudit.federation.population import Population
+from gradaudit.federation.population import Clients, Population, Sampler, Values
 from gradaudit.federation.recipe import (
     Recipe,
     ServerState,
@@ -21,8 +23,9 @@ from gradaudit.federation.recipe import (
     initial_state,
     selection_key,
 )
-from gradaudit.federation.round import RoundInfo, run_round
-from gradaudit.federation.sampling import Clients, Sampler, Values
+from gradaudit.federation.round import RoundInfo, default_chunk, run_round
+from gradaudit.machine import device_count, place
+from gradaudit.mechanism import Point
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.model import Model
 from gradaudit.types import Key, PyTree
@@ -89,12 +92,28 @@ def _epoch(model: Model, key: Key, params: PyTree, public: PublicData) -> PyTree
     return jax.tree.map(jnp.asarray, params)
 
 
+def hold_out(data: Dataset, count: int, seed: int) -> tuple[PublicData | None, Dataset]:
+    """Returns the server's own examples, and the others; no example is both."""
+    if count == 0:
+        return None, data
+    require(
+        0 < count < len(data),
+        f"public examples must lie in 1..{len(data) - 1}, got {count}",
+    )
+    order = np.random.default_rng(seed).permutation(len(data))
+    own = data.take(order[:count])
+    public = PublicData(
+        jnp.asarray(own.inputs), jnp.asarray(own.labels), batch_size=min(50, count)
+    )
+    return public, data.take(np.sort(order[count:]))
+
+
 class Stopped(enum.Enum):
     """Why a training ended."""
 
     ROUNDS = "all rounds are done"
     ACCURACY = "the target accuracy is reached"
-    DIVERGED = "the model is not finite any more"
+    DIVERGED = "diverged: the model is not finite any more, lower the learning rate"
     INTERRUPTED = "interrupted; --resume goes on from here"
 
 
@@ -107,6 +126,7 @@ class RoundRecord:
     loss: float | None
     training_loss: float  # mean over clients and local iterations
     clients: int
+    participants: tuple[int, ...]  # who took part, by id
     norm_before: tuple[float, ...]  # per tensor, without the defense
     norm_after: tuple[float, ...]  # per tensor, as applied
     seconds: float  # the clients and the server, without the evaluation
@@ -114,11 +134,16 @@ class RoundRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """A training at the end of a round: all that is needed to go on."""
+    """A training at the end of a round: all that is needed to go on.
+
+    Its size does not grow with the rounds: whoever wants the history keeps the
+    records of `last`.
+    """
 
     state: ServerState
     values: Values  # what the sampler knows
-    history: tuple[RoundRecord, ...] = ()
+    last: RoundRecord | None = None  # of the round that has just ended
+    began: ServerState | None = None  # where it began: what its clients received
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,42 +170,61 @@ class Training:
         )
 
     def start(self, params: PyTree) -> Progress:
-        """Returns the training before its first round."""
+        """Returns the training before its first round.
+
+        Refuses transforms whose states can't be averaged over clients.
+        """
+        recipe, state = self.recipe, initial_state(self.recipe, params)
+        for point, transforms, states in (
+            (Point.PER_EXAMPLE, recipe.per_example, state.per_example),
+            (Point.UPDATE, recipe.update, state.update),
+            (Point.SERVER, recipe.server, state.server),
+        ):
+            for transform, own in zip(transforms, states, strict=True):
+                check_state(transform, own, point)
         sizes = np.asarray(self.population.sizes)
-        return Progress(initial_state(self.recipe, params), self.sampler.init(sizes))
+        return self.placed(Progress(state, self.sampler.init(sizes)))
+
+    def placed(self, progress: Progress) -> Progress:
+        """Returns the progress with its state where a round leaves it.
+
+        Otherwise the second round would be compiled anew for the other placement.
+        """
+        return dataclasses.replace(progress, state=place(progress.state, shared=True))
 
     def participants(self, key: Key, progress: Progress) -> Clients:
-        """Returns the ids of the clients of the coming round."""
-        return self.sampler.select(
+        """Returns the ids of the clients of the coming round, in their order."""
+        chosen = self.sampler.select(
             selection_key(key, progress.state.round), progress.values
         )
+        return np.sort(chosen)
 
     def advance(
         self, key: Key, progress: Progress, chunk: int | None = None
     ) -> Progress:
         """Returns the training after one more round."""
-        clients = self.participants(key, progress)
-        began = time.perf_counter()
+        began, clients = progress.state, self.participants(key, progress)
+        clock = time.perf_counter()
+        most = -(-self.sampler.count // device_count())
+        chunk = min(chunk or default_chunk(began.params), most)
         state, info = run_round(
-            self.recipe, self.population, key, progress.state, clients, chunk
+            self.recipe, self.population, key, began, clients, chunk, self.sampler.room
         )
         if self.public is not None:
-            tuning = fine_tuning_key(key, progress.state.round)
+            tuning = fine_tuning_key(key, began.round)
             params = fine_tune(self.recipe.model, tuning, state.params, self.public)
             state = dataclasses.replace(state, params=params)
         jax.block_until_ready(state)  # type: ignore[no-untyped-call]
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - clock
+        sizes = np.asarray(self.population.sizes)
         values = self.sampler.learn(
-            progress.values,
-            np.sort(clients),
-            np.asarray(info.losses),
-            np.asarray(self.population.sizes),
+            progress.values, clients, np.asarray(info.losses), sizes
         )
-        record = self._measure(state, info, seconds)
-        return Progress(state, values, (*progress.history, record))
+        record = self._measure(state, info, clients, seconds)
+        return Progress(state, values, record, began)
 
     def _measure(
-        self, state: ServerState, info: RoundInfo, seconds: float
+        self, state: ServerState, info: RoundInfo, clients: Clients, seconds: float
     ) -> RoundRecord:
         done, accuracy, loss = int(state.round), None, None
         if done % self.evaluate_every == 0:
@@ -192,6 +236,7 @@ class Training:
             loss=loss,
             training_loss=float(losses.mean()) if len(losses) else 0.0,
             clients=len(losses),
+            participants=tuple(map(int, clients)),
             norm_before=tuple(map(float, info.norm_before)),
             norm_after=tuple(map(float, info.norm_after)),
             seconds=seconds,
@@ -199,14 +244,16 @@ class Training:
 
     def validate(self, params: PyTree) -> tuple[float, float]:
         """Returns (accuracy, loss) on the validation data."""
-        data = self.validation
-        accuracy, loss = evaluate(
-            self.recipe.model,
-            params,
-            jnp.asarray(data.inputs),
-            jnp.asarray(data.labels),
-        )
+        accuracy, loss = evaluate(self.recipe.model, params, *self._validation)
         return float(accuracy), float(loss)
+
+    @functools.cached_property
+    def _validation(self) -> tuple[jax.Array, jax.Array]:
+        data = self.validation
+        held: tuple[jax.Array, jax.Array] = place(
+            (jnp.asarray(data.inputs), jnp.asarray(data.labels)), shared=True
+        )
+        return held
 
 
 def train_until(
@@ -227,15 +274,24 @@ def train_until(
         while int(progress.state.round) < rounds:
             progress = training.advance(key, progress, chunk)
             on_round(progress)
-            last = progress.history[-1]
-            if not np.isfinite(last.training_loss):
-                return progress, Stopped.DIVERGED
-            if (
-                target_accuracy is not None
-                and last.accuracy is not None
-                and last.accuracy >= target_accuracy
-            ):
-                return progress, Stopped.ACCURACY
+            stopped = _stopped(progress, target_accuracy)
+            if stopped is not None:
+                return progress, stopped
     except KeyboardInterrupt:
         return progress, Stopped.INTERRUPTED
     return progress, Stopped.ROUNDS
+
+
+_is_finite = jax.jit(tree.is_finite)
+
+
+def _stopped(progress: Progress, target_accuracy: float | None) -> Stopped | None:
+    """Returns why the training ends after this round, or None."""
+    last = progress.last
+    if last is None:
+        return None
+    if not np.isfinite(last.training_loss) or not _is_finite(progress.state.params):
+        return Stopped.DIVERGED
+    if last.accuracy is None or target_accuracy is None:
+        return None
+    return Stopped.ACCURACY if last.accuracy >= target_accuracy else None

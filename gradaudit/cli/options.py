@@ -1,0 +1,118 @@
+"""Options that commands share, as types: one place for their words and panels."""
+
+import enum
+import pathlib
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from gradaudit.errors import unknown_name
+
+SETTING, STOP, SPEED = "The federation", "When to stop", "Speed"
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+def _of_setting(words: str) -> Any:
+    return typer.Option(help=words, rich_help_panel=SETTING)
+
+
+def _of_stop(words: str) -> Any:
+    return typer.Option(help=words, rich_help_panel=STOP)
+
+
+def _of_speed(words: str) -> Any:
+    return typer.Option(help=words, rich_help_panel=SPEED)
+
+
+SplitDataset = Annotated[
+    str, typer.Option(help="A dataset with a train and a test split.")
+]
+Defense = Annotated[str, typer.Option(help="For example fed-cdp:clip=4,sigma=6.")]
+Model = Annotated[
+    str | None, typer.Option(help="A model; default: cnn (images), mlp (tables).")
+]
+Standardize = Annotated[
+    bool, typer.Option("--standardize", help="Features to mean 0, deviation 1.")
+]
+StatisticsWord = Annotated[
+    str,
+    typer.Option(
+        help="Of --standardize: private (no epsilon counts them), or public (those of "
+        "the server's --public-examples)."
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Everything random follows from it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Out = Annotated[pathlib.Path, typer.Option("--out", help="Where the result goes.")]
+
+Centralized = Annotated[
+    bool,
+    typer.Option("--centralized", help="One client with all data, a step a round."),
+]
+Clients = Annotated[int | None, _of_setting("All clients, N.")]
+ClientsPerRound = Annotated[int | None, _of_setting("Clients per round, K.")]
+LocalSteps = Annotated[int | None, _of_setting("Local iterations, L.")]
+BatchSize = Annotated[int | None, _of_setting("Batch size, B.")]
+Examples = Annotated[int | None, _of_setting("Examples per client.")]
+LearningRate = Annotated[float | None, _of_setting("The clients' step size.")]
+OptimizerWord = Annotated[str | None, _of_setting("sgd or adam.")]
+WeightingWord = Annotated[str | None, _of_setting("uniform or examples.")]
+PartitionWord = Annotated[
+    str | None,
+    _of_setting(
+        "shards:classes=2, dirichlet:alpha=0.5, iid or full-copy; default: as "
+        "published."
+    ),
+]
+SelectionWord = Annotated[
+    str | None, _of_setting("How clients are drawn: fixed, poisson or active.")
+]
+BatchesWord = Annotated[
+    str | None, _of_setting("How examples are drawn: fixed or poisson.")
+]
+PublicExamples = Annotated[
+    int, _of_setting("The server fine-tunes on this many examples of its own.")
+]
+
+Rounds = Annotated[int | None, _of_stop("Rounds, T.")]
+TargetAccuracy = Annotated[float | None, _of_stop("Stop here.")]
+TargetEpsilon = Annotated[
+    float | None, _of_stop("Stop before what is spent exceeds this.")
+]
+Delta = Annotated[float, _of_stop("Of epsilon.")]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on from the checkpoint in --out, or fail.",
+        rich_help_panel=STOP,
+    ),
+]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", help="Begin anew, whatever is in --out.", rich_help_panel=STOP
+    ),
+]
+
+EvaluateEvery = Annotated[int | None, _of_speed("Rounds between two validations.")]
+RecordEvery = Annotated[
+    int | None,
+    _of_speed(
+        "Keep every so many rounds for `attack --run` (default: 1, 2, 4, 8 ... and "
+        "the last)."
+    ),
+]
+Chunk = Annotated[
+    int | None,
+    _of_speed("Clients vectorised together (default: what a core's cache holds)."),
+]
+
+
+def word(kind: str, text: str, words: type[E]) -> E:
+    """Returns the member of an enum that a word of the command line means."""
+    known = {str(member.value): member for member in words}
+    if text not in known:
+        raise unknown_name(kind, text, known)
+    return known[text]
