@@ -215,6 +215,31 @@ def test_a_truncated_file_is_named(case, cut, tmp_path):
     assert any(word in str(error.value) for word in ("field", "line"))
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_altered_bytes_are_read_or_refused_in_a_line(case, tmp_path):
+    """Forty files each: bits flipped, bytes replaced or taken out, most near the top."""
+    path = case.write(tmp_path)
+    damaged = path / case.damage if case.damage else path
+    intact = damaged.read_bytes()
+    rng = np.random.default_rng(len(intact))
+    for _ in range(10 if case.reader == "lfw" else 40):
+        data = bytearray(intact)
+        for _ in range(rng.integers(1, 5)):
+            where = int(rng.integers(min(len(data), int(rng.choice([32, 300, 10**9])))))
+            how = rng.integers(3)
+            if how == 0:
+                data[where] ^= 1 << int(rng.integers(8))
+            elif how == 1:
+                data[where] = int(rng.integers(256))
+            else:
+                del data[where : where + int(rng.integers(1, 9))]
+        damaged.write_bytes(data)
+        try:
+            load_dataset(str(path))
+        except InputError as error:
+            assert "\n" not in str(error)
+
+
 def test_idx_folder_has_both_splits(tmp_path):
     write_idx(tmp_path, "train")
     write_idx(tmp_path, "t10k", zipped=True)
