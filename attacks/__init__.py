@@ -7,11 +7,12 @@ if __name__ != "gradaudit.attacks":
     )
 
 from gradaudit.attacks.analytic import Analytic
-from gradaudit.attacks.base import Attack, Snapshot, Victims
+from gradaudit.attacks.base import Attack, Victims
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam, LineSearchLBFGS
 from gradaudit.attacks.presets import PRESETS, Preset, analytic, cpl, dlg, gradinv, idlg
+from gradaudit.attacks.search import Problem, Reading, Snapshot, Together
 
 __all__ = [
     "LBFGS",
@@ -22,8 +23,11 @@ __all__ = [
     "LineSearchLBFGS",
     "Matching",
     "Preset",
+    "Problem",
+    "Reading",
     "Snapshot",
     "Stop",
+    "Together",
     "Victims",
     "analytic",
     "cpl",

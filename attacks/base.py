@@ -1,8 +1,8 @@
-"""What every attack shares: its signature, and what the attacker can check."""
+"""What every attack shares: what it needs, what it hands in, what it can check."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import tree
+from gradaudit.attacks.search import Problem, Watcher, search_all
 from gradaudit.errors import InputError, require
 from gradaudit.models.model import Model
-from gradaudit.types import Key, Observation, Reconstruction
+from gradaudit.types import Key, Knowledge, Observation, PyTree, Reconstruction
 
 
 @dataclasses.dataclass(frozen=True)
 class Victims:
-    """What an attacker can ask for: the observations of some victims, stacked.
+    """The observations of some victims, stacked, on demand.
 
-    `observe(ids)` returns an Observation whose gradient (and labels, if known) have
-    a leading axis of len(ids); the parameters are shared by all.
+    `observe(ids)` returns an Observation whose `sent` (and labels, if known) have a
+    leading axis of len(ids); parameters and buffers are shared by all. The loop asks;
+    an attack's own code only ever receives arrays.
     """
 
     count: int
@@ -29,39 +31,43 @@ class Victims:
     @classmethod
     def single(cls, observation: Observation) -> Self:
         """Returns the one victim of one observation."""
-        gradient, labels = jax.tree.map(
-            lambda leaf: np.asarray(leaf)[None],
-            (observation.gradient, observation.labels),
+        sent, labels = jax.tree.map(
+            lambda leaf: np.asarray(leaf)[None], (observation.sent, observation.labels)
         )
-        stacked = dataclasses.replace(observation, gradient=gradient, labels=labels)
+        stacked = dataclasses.replace(observation, sent=sent, labels=labels)
         return cls(1, lambda ids: stacked)
 
 
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """The iterates of a few attack iterations: (iterations, slots, ...), and whose."""
+class Attack:
+    """An attack: a frozen dataclass; closed-form and iterative ones share this.
 
-    trials: NDArray[np.int64]  # (slots,) victim * restarts + restart; -1 = empty
-    iteration: NDArray[np.int32]  # (iterations, slots) how many were run, from 1
-    running: NDArray[np.bool_]  # (iterations, slots) whether the entry counts
-    objective: NDArray[np.float32]  # (iterations, slots) attacker's best so far
-    best: NDArray[np.float32]  # (iterations, slots, examples, *shape) selected
-    current: NDArray[np.float32]  # (iterations, slots, examples, *shape)
-    finished: int  # trials that are done
-    total: int
+    An iterative attack describes its `problem`, and the loop runs it for hundreds of
+    victims at once; another one overrides `reconstruct`, and victims come one by one.
+    """
 
+    restarts: int = 1
+    # What its threat must hand over beside the model, its parameters and the sizes.
+    needs: ClassVar[frozenset[Knowledge]] = frozenset()
+    # Whether it inverts an exact gradient in closed form.
+    exact: ClassVar[bool] = False
 
-# Somebody who looks at a run from outside; attacks never hear back.
-Watcher = Callable[[Snapshot], None]
+    def problem(self, model: Model, observation: Observation) -> Problem | None:
+        """Returns what is run for observations like this one; None: `reconstruct`."""
+        del model, observation
+        return None
 
-
-class Attack(Protocol):
-    """An attack: a frozen dataclass; closed-form and iterative ones share this."""
+    def shared(self, observation: Observation) -> PyTree:
+        """Returns what the problem is told of the model: the same for all victims."""
+        return observation.params, observation.buffers
 
     def reconstruct(
         self, key: Key, model: Model, observation: Observation
     ) -> Reconstruction:
         """Returns what the attacker hands in for one observation."""
+        if type(self).problem is Attack.problem:
+            raise TypeError(f"{type(self).__name__} defines no problem or reconstruct")
+        check_observation(model, observation)
+        return self.reconstruct_many(key, model, Victims.single(observation)).take(0)
 
     def reconstruct_many(
         self,
@@ -72,6 +78,41 @@ class Attack(Protocol):
         watcher: Watcher | None = None,
     ) -> Reconstruction:
         """Returns what the attacker hands in for each victim, stacked."""
+        first = victims.observe(np.zeros(1, np.int64))
+        problem = self.problem(model, first)
+        if problem is None:
+            return self._one_by_one(key, model, victims)
+
+        def own(ids: NDArray[np.int64]) -> PyTree:
+            observed = victims.observe(ids)
+            return observed.gradient, observed.labels
+
+        return search_all(
+            key,
+            problem,
+            self.shared(first),
+            own,
+            victims.count,
+            self.restarts,
+            slots,
+            watcher,
+        )
+
+    def _one_by_one(self, key: Key, model: Model, victims: Victims) -> Reconstruction:
+        rebuilt = []
+        for victim in range(victims.count):
+            stacked = victims.observe(np.asarray([victim]))
+            sent, labels = jax.tree.map(
+                lambda leaf: leaf[0], (stacked.sent, stacked.labels)
+            )
+            one = dataclasses.replace(stacked, sent=sent, labels=labels)
+            rebuilt.append(
+                self.reconstruct(jax.random.fold_in(key, victim), model, one)
+            )
+        stacked_up: Reconstruction = jax.tree.map(
+            lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *rebuilt
+        )
+        return stacked_up
 
 
 @jax.tree_util.register_dataclass
@@ -96,24 +137,19 @@ class Best:
         )
 
 
-def examples_of(observation: Observation) -> int:
-    """Returns how many inputs the attacker has to rebuild."""
-    return observation.batch_size * observation.local_steps
-
-
 def check_observation(model: Model, observation: Observation) -> None:
     """Raises in words when no attack could work on what leaked (host side)."""
-    structures = map(jax.tree.structure, (observation.params, observation.gradient))
+    structures = map(jax.tree.structure, (observation.params, observation.sent))
     if len(set(structures)) > 1:
         raise InputError(
             "the leaked gradient does not have the structure of the parameters: "
             f"expected tensors {', '.join(tree.names(observation.params))}, "
-            f"got {', '.join(tree.names(observation.gradient)) or 'none'}"
+            f"got {', '.join(tree.names(observation.sent)) or 'none'}"
         )
     for name, parameter, leaf in zip(
         tree.names(observation.params),
         jax.tree.leaves(observation.params),
-        jax.tree.leaves(observation.gradient),
+        jax.tree.leaves(observation.sent),
         strict=True,
     ):
         require(
@@ -127,11 +163,11 @@ def check_observation(model: Model, observation: Observation) -> None:
             "rebuilt from it; check the training step that produced it",
         )
     require(
-        bool(tree.global_norm(observation.gradient) > 0),
+        any(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(observation.sent)),
         "the leaked gradient is zero everywhere: it holds no information",
     )
     if observation.labels is not None:
-        check_labels(model, observation.labels, examples_of(observation))
+        check_labels(model, observation.labels, observation.training.examples)
 
 
 def check_labels(model: Model, labels: jax.Array, count: int) -> None:

@@ -5,7 +5,7 @@ path starts with one of the given names; empty means all of them.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,22 @@ _TINY = 1e-20
 class Distance(Protocol):
     """A distance between two gradients of the same structure."""
 
+    @property
+    def scale_free(self) -> bool:
+        """Whether the size of a gradient does not matter to it."""
+
     def __call__(self, gradient: PyTree, target: PyTree) -> jax.Array:
         """Returns a non-negative scalar."""
+
+    def scale(self, target: PyTree) -> jax.Array:
+        """Returns what a value of it is to be measured by: 1 if it has no scale."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SquaredL2:
     """Sum over all tensors of the squared differences (DLG, CPL): no mean, no scale."""
 
+    scale_free: ClassVar[bool] = False
     layers: tuple[str, ...] = ()
 
     def __call__(self, gradient: PyTree, target: PyTree) -> jax.Array:
@@ -41,11 +49,16 @@ class SquaredL2:
         pairs = _chosen(gradient, target, self.layers)
         return jnp.sum(jnp.stack([jnp.sum(jnp.square(a - b)) for a, b in pairs]))
 
+    def scale(self, target: PyTree) -> jax.Array:
+        """Returns the squared norm of what leaked."""
+        return tree.dot(target, target)
+
 
 @dataclasses.dataclass(frozen=True)
 class Cosine:
     """1 - cosine of the angle between the whole gradients (Geiping et al. 2020)."""
 
+    scale_free: ClassVar[bool] = True
     layers: tuple[str, ...] = ()
 
     def __call__(self, gradient: PyTree, target: PyTree) -> jax.Array:
@@ -54,17 +67,28 @@ class Cosine:
         left, right = ([pair[i] for pair in pairs] for i in (0, 1))
         return _one_minus_cosine(left, right)
 
+    def scale(self, target: PyTree) -> jax.Array:
+        """Returns 1: an angle has no scale."""
+        del target
+        return jnp.ones(())
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorCosine:
     """Mean over tensors of 1 - cosine, so that small layers count as much as large."""
 
+    scale_free: ClassVar[bool] = True
     layers: tuple[str, ...] = ()
 
     def __call__(self, gradient: PyTree, target: PyTree) -> jax.Array:
         """Returns a value in [0, 2]."""
         pairs = _chosen(gradient, target, self.layers)
         return jnp.mean(jnp.stack([_one_minus_cosine(a, b) for a, b in pairs]))
+
+    def scale(self, target: PyTree) -> jax.Array:
+        """Returns 1: an angle has no scale."""
+        del target
+        return jnp.ones(())
 
 
 def _one_minus_cosine(left: PyTree, right: PyTree) -> jax.Array:

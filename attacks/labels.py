@@ -1,19 +1,20 @@
 """What the attacker takes for the private labels: read off the gradient, or guessed.
 
 A strategy returns labels (examples,), or None when the labels are unknowns of the
-optimisation itself.
+optimisation itself, or scores (examples, classes) from which they are searched for.
+It may say that its labels come in the order of the local steps (`ordered`), and what
+it has to be told (`needs`).
 """
 
 import dataclasses
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from gradaudit.attacks.base import examples_of
 from gradaudit.errors import InputError
 from gradaudit.models.model import Model
-from gradaudit.types import Key, Observation
+from gradaudit.types import Key, Knowledge, Observation
 
 
 class LabelStrategy(Protocol):
@@ -22,12 +23,15 @@ class LabelStrategy(Protocol):
     def __call__(
         self, key: Key, model: Model, observation: Observation
     ) -> jax.Array | None:
-        """Returns labels (examples,), or None to optimise them jointly."""
+        """Returns labels (examples,), first scores (examples, classes), or None."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The threat model hands the labels to the attacker."""
+    """The threat hands the labels to the attacker, in the order of the steps."""
+
+    ordered: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
 
     def __call__(
         self, key: Key, model: Model, observation: Observation
@@ -64,7 +68,7 @@ class LastLayer:
         self, key: Key, model: Model, observation: Observation
     ) -> jax.Array | None:
         """Returns the inferred labels."""
-        if examples_of(observation) > 1:
+        if observation.training.examples > 1:
             return Counts()(key, model, observation)
         kernel = _output(model, observation.gradient)["kernel"]
         return jnp.argmin(jnp.sum(kernel, axis=0))[None].astype(jnp.int32)
@@ -78,7 +82,7 @@ class FromBias:
         self, key: Key, model: Model, observation: Observation
     ) -> jax.Array | None:
         """Returns the inferred labels."""
-        if examples_of(observation) > 1:
+        if observation.training.examples > 1:
             return Counts()(key, model, observation)
         bias = _bias(model, observation)
         return jnp.argmin(bias)[None].astype(jnp.int32)
@@ -99,11 +103,11 @@ class Counts:
         self, key: Key, model: Model, observation: Observation
     ) -> jax.Array | None:
         """Returns the labels, sorted by class."""
-        examples = examples_of(observation)
+        examples = observation.training.examples
         own = jax.random.uniform(key, (self.samples, *model.input_shape))
         softmax = jnp.mean(jax.nn.softmax(model.apply(observation.params, own)), axis=0)
         # Several local steps sum their gradients: back to the mean over all examples.
-        bias = _bias(model, observation) / observation.local_steps
+        bias = _bias(model, observation) / observation.training.local_steps
         counts = examples * (softmax - bias)
 
         def allot(remaining: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:

@@ -31,7 +31,7 @@ _CURVATURE = 1e-10  # torch keeps a pair only if y.s exceeds this
 Evaluate = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
-Project = Callable[[jax.Array], jax.Array]
+Project = Callable[[jax.Array], jax.Array] | None  # None: there is no box
 
 
 @jax.tree_util.register_dataclass
@@ -63,8 +63,7 @@ class Memory:
     """What the next update needs."""
 
     pairs: Pairs
-    direction: jax.Array  # (n,)
-    step_length: jax.Array  # ()
+    step: jax.Array  # (n,) what the previous update moved
     gradient: jax.Array  # (n,) at the previous update
     products: Products  # of that gradient
     value: jax.Array  # () at the previous update
@@ -83,6 +82,16 @@ class Progress:
     evaluations: jax.Array  # in this iteration
     value: jax.Array  # at the last evaluation
     diverged: jax.Array  # an evaluation was not finite
+    first: jax.Array  # at the first evaluation of this iteration
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """How far a search is: optimizers with a schedule read it."""
+
+    iteration: jax.Array  # () attack iterations done
+    budget: jax.Array | int  # () attack iterations at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +116,6 @@ class LBFGS:
     def init(self, position: jax.Array) -> Memory:
         """Returns an empty memory."""
         m, n, dtype = self.history, position.size, position.dtype
-        zero = jnp.zeros((), dtype)
         pairs = Pairs(
             steps=jnp.zeros((m, n), dtype),
             changes=jnp.zeros((m, n), dtype),
@@ -119,7 +127,7 @@ class LBFGS:
         )
         products = Products(jnp.zeros((m,), dtype), jnp.zeros((m,), dtype))
         blank, none = jnp.zeros_like(position), jnp.zeros((), jnp.int32)
-        return Memory(pairs, blank, zero, blank, products, zero, none)
+        return Memory(pairs, blank, blank, products, jnp.zeros((), dtype), none)
 
     def iterate(
         self,
@@ -128,8 +136,10 @@ class LBFGS:
         position: jax.Array,
         memory: Memory,
         best: Best,
+        clock: Clock,
     ) -> Progress:
         """Runs one attack iteration: up to `updates` evaluations and updates."""
+        del clock
         start = Progress(
             position,
             memory,
@@ -138,6 +148,7 @@ class LBFGS:
             evaluations=jnp.zeros((), jnp.int32),
             value=jnp.asarray(jnp.inf, position.dtype),
             diverged=jnp.asarray(False),
+            first=jnp.asarray(jnp.inf, position.dtype),
         )
 
         def update(progress: Progress, index: jax.Array) -> tuple[Progress, None]:
@@ -161,7 +172,7 @@ class LBFGS:
             position, jnp.where(evaluated & finite, value, jnp.inf)
         )
         # torch checks these after an evaluation inside a step, so not at its first.
-        moved = jnp.max(jnp.abs(memory.step_length * memory.direction))
+        moved = jnp.max(jnp.abs(memory.step))
         small = (moved <= self.tolerance_change) | (
             jnp.abs(value - memory.value) < self.tolerance_change
         )
@@ -172,7 +183,7 @@ class LBFGS:
         pairs, products, image = _remember_and_apply(
             memory.pairs,
             memory.products,
-            memory.step_length * memory.direction,
+            memory.step,
             gradient - memory.gradient,
             gradient,
             active & ~first,
@@ -181,9 +192,14 @@ class LBFGS:
         first_length = jnp.minimum(1.0, 1.0 / jnp.sum(jnp.abs(gradient)))
         length = self.learning_rate * jnp.where(first, first_length, 1.0)
         descends = jnp.vdot(gradient, direction) <= -self.tolerance_change
-        stepped = project(position + length * direction)
+        step = length * direction
+        stepped = position + step
+        if project is not None:
+            # The pair must hold what was moved, or its curvature is another point's.
+            stepped = project(stepped)
+            step = stepped - position
         count = memory.updates + 1
-        fresh = Memory(pairs, direction, length, gradient, products, value, count)
+        fresh = Memory(pairs, step, gradient, products, value, count)
         moves = active & descends
         return Progress(
             position=jnp.where(moves, stepped, position),
@@ -193,6 +209,7 @@ class LBFGS:
             evaluations=progress.evaluations + evaluated,
             value=jnp.where(evaluated, value, progress.value),
             diverged=progress.diverged | (evaluated & ~finite),
+            first=jnp.where(index == 0, value, progress.first),
         )
 
 

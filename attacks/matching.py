@@ -1,47 +1,51 @@
 """Gradient matching: every published optimisation attack is one value of `Matching`.
 
-The attacker looks for data whose gradient is the one that leaked. This file holds
-the choice of parts and the objective; the loop that runs it is in `loop`.
+The attacker looks for data whose gradient is the one that leaked. This file holds the
+choice of parts and what one attack iteration is; the loop that runs it knows neither.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
-from gradaudit import tree
-from gradaudit.attacks.base import (
-    Best,
-    Victims,
-    Watcher,
-    check_observation,
-    examples_of,
-)
+from gradaudit.attacks.base import Attack, Best
 from gradaudit.attacks.distances import Distance, SquaredL2
-from gradaudit.attacks.labels import Joint, LabelStrategy, LastLayer
-from gradaudit.attacks.lbfgs import LBFGS, Progress
+from gradaudit.attacks.labels import LabelStrategy, LastLayer
+from gradaudit.attacks.lbfgs import LBFGS, Clock, Progress
+from gradaudit.attacks.objective import (
+    Layout,
+    Start,
+    first_position,
+    layout_of,
+    objective,
+    pixel_box,
+)
 from gradaudit.attacks.optimizers import Optimizer
 from gradaudit.attacks.priors import Prior
+from gradaudit.attacks.search import Reading
 from gradaudit.attacks.starts import Initialization, Patterned
 from gradaudit.errors import require
-from gradaudit.models.gradients import one_hot, unrolled_update
 from gradaudit.models.model import Model
-from gradaudit.types import Key, Observation, PyTree, Reconstruction
-
-ValueAndGradient = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+from gradaudit.models.networks import for_shared_weights
+from gradaudit.types import (
+    Key,
+    Knowledge,
+    LocalTraining,
+    Observation,
+    PyTree,
+    Status,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
     """When an attack on one victim ends; only the attacker's own objective counts.
 
-    `objective` is relative to the squared norm of what leaked for L2, absolute for
-    distances that have no scale. `patience`: iterations in which the best objective
-    must fall by at least `improvement` (a share), or the attack counts as stalled.
+    `objective` is relative to the distance's own scale (for L2 the squared norm of
+    what leaked). `patience`: iterations in which the best objective must fall by at
+    least `improvement` (a share), or the attack counts as stalled.
     """
 
     iterations: int = 300
@@ -60,7 +64,7 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Matching:
+class Matching(Attack):
     """An optimisation attack, made of parts."""
 
     init: Initialization = Patterned()
@@ -77,170 +81,197 @@ class Matching:
     def __post_init__(self) -> None:
         require(self.restarts >= 1, f"restarts must be at least 1, got {self.restarts}")
 
-    def reconstruct(
-        self, key: Key, model: Model, observation: Observation
-    ) -> Reconstruction:
-        """Returns what the attacker hands in for one observation."""
-        check_observation(model, observation)
-        victims = Victims.single(observation)
-        return self.reconstruct_many(key, model, victims).take(0)
+    @property
+    def needs(self) -> frozenset[Knowledge]:  # type: ignore[override]
+        """What the parts need to be told."""
+        return getattr(self.labels, "needs", frozenset())
 
-    def reconstruct_many(
-        self,
-        key: Key,
-        model: Model,
-        victims: Victims,
-        slots: int | None = None,
-        watcher: Watcher | None = None,
-    ) -> Reconstruction:
-        """Returns what the attacker hands in for each victim, stacked."""
-        from gradaudit.attacks.search import reconstruct_all
+    def within(self, iterations: int) -> "Matching":
+        """Returns the attack with another budget; schedules of its parts follow."""
+        stop = dataclasses.replace(self.stop, iterations=iterations)
+        return dataclasses.replace(self, stop=stop)
 
-        return reconstruct_all(key, model, self, victims, slots, watcher)
+    def replays(self, training: LocalTraining) -> bool:
+        """Returns whether the attack replays several local steps."""
+        return training.local_steps > 1 and self.unroll
+
+    def shared(self, observation: Observation) -> PyTree:
+        """Returns what all victims share: the model, and the budget as data."""
+        budget = np.int32(self.stop.iterations)
+        return observation.params, observation.buffers, budget
+
+    def problem(self, model: Model, observation: Observation) -> "MatchingProblem":
+        """Returns the search; it does not depend on the budget or the restarts."""
+        training = observation.training
+        require(
+            not self.cyclic or training.examples > 1,
+            "cyclic moves one input of a batch after the other, and this observation "
+            "has one input: leave it out",
+        )
+        replays = self.replays(training)
+        # Replaying local steps gives each victim weights of its own.
+        model = model if replays else for_shared_weights(model)
+        start = Start(self.init, self.labels, ordered=replays)
+        one = jax.tree.map(lambda leaf: leaf[0], (observation.gradient,))[0]
+        labels = None if observation.labels is None else observation.labels[0]
+        seen = Observation(
+            observation.params, one, observation.buffers, labels, training=training
+        )
+        parts = dataclasses.replace(
+            self, restarts=1, stop=dataclasses.replace(self.stop, iterations=1)
+        )
+        layout = layout_of(start, model, seen)
+        return MatchingProblem(parts, model, training, start, layout)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Searching:
+    """What is kept of one victim's search."""
+
+    position: jax.Array
+    best: Best
+    labels: jax.Array
+    iteration: jax.Array
+    evaluations: jax.Array
+    status: jax.Array
+    first_value: jax.Array
+    mark_value: jax.Array  # the best objective `patience` iterations ago
+    mark_iteration: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """How dummy inputs and, if unknown, soft labels lie in one vector."""
+class MatchingProblem:
+    """One victim's search as the loop runs it; scratch is the optimizer's memory."""
 
-    inputs: tuple[int, ...]  # (examples, *input_shape)
-    classes: int
-    joint: bool
+    matching: Matching
+    model: Model
+    training: LocalTraining
+    begin: Start
+    layout: Layout
 
     @property
-    def pixels(self) -> int:
-        """The number of coordinates that are pixels."""
-        return int(np.prod(self.inputs))
+    def evaluations_per_step(self) -> int:
+        """As the optimizer says; one if it says nothing."""
+        return int(getattr(self.matching.optimizer, "updates", 1))
 
-    def images(self, position: Any) -> Any:
-        """Returns the dummy inputs."""
-        return position[: self.pixels].reshape(self.inputs)
-
-    def scores(self, position: Any) -> Any:
-        """Returns the unnormalised soft labels (joint only)."""
-        return position[self.pixels :].reshape(self.inputs[0], self.classes)
-
-
-def unrolls(matching: Matching, observation: Observation) -> bool:
-    """Returns whether the attack replays several local steps."""
-    return observation.local_steps > 1 and matching.unroll
-
-
-def layout_of(matching: Matching, model: Model, observation: Observation) -> Layout:
-    """Returns the layout of one victim's unknowns."""
-    shape = (examples_of(observation), *model.input_shape)
-    return Layout(shape, model.classes, isinstance(matching.labels, Joint))
-
-
-def first_position(
-    key: Key, matching: Matching, model: Model, observation: Observation
-) -> tuple[jax.Array, jax.Array]:
-    """Returns where the search starts, and the labels it takes for the true ones."""
-    layout = layout_of(matching, model, observation)
-    pixel_key, label_key = jax.random.split(key)
-    pixels = matching.init(pixel_key, layout.inputs).reshape(-1).astype(jnp.float32)
-    labels = matching.labels(label_key, model, observation)
-    if labels is not None:
-        return pixels, labels
-    scores = jax.random.normal(label_key, (layout.inputs[0] * layout.classes,))
-    return jnp.concatenate([pixels, scores]), jnp.zeros(layout.inputs[0], jnp.int32)
-
-
-def final_labels(
-    layout: Layout, position: NDArray[np.float32], labels: NDArray[np.int32]
-) -> NDArray[np.int32]:
-    """Returns the labels that the attacker hands in."""
-    if not layout.joint:
-        return labels
-    return np.asarray(np.argmax(layout.scores(position), axis=-1), np.int32)
-
-
-def objective(
-    matching: Matching, model: Model, observation: Observation, labels: jax.Array
-) -> ValueAndGradient:
-    """Returns the function position -> (objective, its gradient).
-
-    Reverse over reverse: the two passes share the network's forward and backward
-    values, which a directional derivative along the residual computes twice.
-    """
-    layout = layout_of(matching, model, observation)
-    params = observation.params
-
-    def unpack(position: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if layout.joint:
-            targets = jax.nn.softmax(layout.scores(position))
-        else:
-            targets = one_hot(labels, layout.classes)
-        return layout.images(position), targets
-
-    def penalty(position: jax.Array) -> jax.Array:
-        images = layout.images(position)
-        return jnp.sum(jnp.stack([prior(images) for prior in matching.priors]))
-
-    def one_step(position: jax.Array) -> PyTree:
-        # Without replay, L steps count as one gradient that was added L times.
-        return tree.scale(steps, jax.grad(model.loss)(params, *unpack(position)))
-
-    def many_steps(position: jax.Array) -> PyTree:
-        images, targets = (
-            leaf.reshape(steps, -1, *leaf.shape[1:]) for leaf in unpack(position)
+    def start(self, key: Key, shared: PyTree, own: PyTree) -> tuple[Searching, PyTree]:
+        """Returns the search at its first position."""
+        position, labels = first_position(
+            self.begin, self.layout, key, self.model, self._observation(shared, own)
         )
-        update = unrolled_update(model, params, images, targets, learning_rate)
-        return tree.scale(-1.0 / learning_rate, update)
+        zero = jnp.zeros((), jnp.int32)
+        infinite = jnp.asarray(jnp.inf, position.dtype)
+        kept = Searching(
+            position=position,
+            best=Best.start(position),
+            labels=labels,
+            iteration=zero,
+            evaluations=zero,
+            status=jnp.asarray(Status.RUNNING, jnp.int32),
+            first_value=infinite,
+            mark_value=infinite,
+            mark_iteration=zero,
+        )
+        return kept, self.matching.optimizer.init(position)
 
-    steps, learning_rate = observation.local_steps, observation.learning_rate
-    guessed = many_steps if unrolls(matching, observation) else one_step
+    def step(
+        self, shared: PyTree, own: PyTree, kept: Searching, scratch: PyTree
+    ) -> tuple[Searching, PyTree]:
+        """Runs one attack iteration and applies the stop rules."""
+        observation = self._observation(shared, own)
+        clock = Clock(kept.iteration, shared[2])
+        progress = self._iterate(observation, clock, kept, scratch)
+        target = self.matching.stop.objective * self.matching.distance.scale(
+            observation.gradient
+        )
+        after = _judge(self.matching.stop, clock.budget, target, kept, progress)
+        return after, progress.memory
 
-    def total(position: jax.Array) -> jax.Array:
-        value = matching.distance(guessed(position), observation.gradient)
-        return value + penalty(position) if matching.priors else value
+    def read(self, kept: Searching) -> Reading:
+        """Returns the best iterate so far, by the attacker's own objective."""
+        return Reading(
+            inputs=self.layout.images(kept.best.position),
+            current=self.layout.images(kept.position),
+            labels=self.layout.labels(kept.best.position, kept.labels),
+            objective=kept.best.value,
+            iterations=kept.iteration,
+            evaluations=kept.evaluations,
+            status=kept.status,
+        )
 
-    return jax.value_and_grad(total)
+    def _observation(self, shared: PyTree, own: PyTree) -> Observation:
+        params, buffers, _ = shared
+        gradient, labels = own
+        return Observation(params, gradient, buffers, labels, training=self.training)
+
+    def _iterate(
+        self,
+        observation: Observation,
+        clock: Clock,
+        kept: Searching,
+        memory: PyTree,
+    ) -> Progress:
+        matching, layout = self.matching, self.layout
+        evaluate = objective(
+            matching.distance,
+            matching.priors,
+            layout,
+            self.model,
+            observation,
+            matching.replays(self.training),
+            kept.labels,
+        )
+        project = pixel_box(layout) if matching.box else None
+        move = matching.optimizer.iterate
+        if not matching.cyclic:
+            return move(evaluate, project, kept.position, memory, kept.best, clock)
+        owner = jnp.arange(layout.pixels) // int(np.prod(layout.inputs[1:]))
+        moves = owner == kept.iteration % layout.inputs[0]
+        mask = jnp.concatenate([moves, jnp.ones(layout.size - layout.pixels, bool)])
+
+        def masked(where: jax.Array) -> tuple[jax.Array, jax.Array]:
+            value, gradient = evaluate(where)
+            return value, jnp.where(mask, gradient, 0.0)
+
+        # Another input moves now: what was remembered belongs to another function.
+        fresh = matching.optimizer.init(kept.position)
+        return move(masked, project, kept.position, fresh, kept.best, clock)
 
 
-def projection(matching: Matching, layout: Layout) -> Callable[[jax.Array], jax.Array]:
-    """Returns the projection after every update: the pixel box, or nothing."""
-    if not matching.box:
-        return lambda position: position
-    is_pixel = np.arange(
-        layout.pixels + layout.joint * layout.inputs[0] * layout.classes
+def _judge(
+    stop: Stop,
+    budget: jax.Array | int,
+    target: jax.Array,
+    before: Searching,
+    progress: Progress,
+) -> Searching:
+    """Applies the stop rules to one victim after an iteration."""
+    iteration = before.iteration + 1
+    value = progress.best.value
+    first = jnp.where(before.iteration == 0, progress.first, before.first_value)
+    mark_due = iteration - before.mark_iteration >= stop.patience
+    stalled = mark_due & (value > (1.0 - stop.improvement) * before.mark_value)
+    exploded = progress.value > stop.explosion * first
+    diverged = progress.diverged | exploded | ~jnp.isfinite(value)
+    # An optimizer that evaluated once and did not move never will.
+    stuck = ~progress.active & (progress.evaluations <= 1)
+    # Who has found it is done, whatever the last step did. (A target that overflowed
+    # is above everything, infinity included.)
+    found = jnp.isfinite(value) & (value <= target)
+    status = jnp.select(
+        [found, diverged, stalled | stuck, iteration >= budget],
+        [Status.CONVERGED, Status.DIVERGED, Status.STALLED, Status.BUDGET],
+        Status.RUNNING,
     )
-    inside = is_pixel < layout.pixels
-    return lambda position: jnp.where(inside, jnp.clip(position, 0.0, 1.0), position)
-
-
-def target_objective(matching: Matching, observation: Observation) -> jax.Array:
-    """Returns the objective below which the attacker is satisfied."""
-    target = jnp.asarray(matching.stop.objective, jnp.float32)
-    if isinstance(matching.distance, SquaredL2):
-        target = target * tree.dot(observation.gradient, observation.gradient)
-    return target
-
-
-def iterate(
-    matching: Matching,
-    model: Model,
-    observation: Observation,
-    labels: jax.Array,
-    iteration: jax.Array,
-    position: jax.Array,
-    memory: PyTree,
-    best: Best,
-) -> Progress:
-    """Runs one attack iteration on one victim."""
-    layout = layout_of(matching, model, observation)
-    evaluate = objective(matching, model, observation, labels)
-    project = projection(matching, layout)
-    if not matching.cyclic:
-        return matching.optimizer.iterate(evaluate, project, position, memory, best)
-    owner = jnp.arange(layout.pixels) // int(np.prod(layout.inputs[1:]))
-    moves = owner == iteration % layout.inputs[0]
-    mask = jnp.concatenate([moves, jnp.ones(position.size - layout.pixels, bool)])
-
-    def masked(where: jax.Array) -> tuple[jax.Array, jax.Array]:
-        value, gradient = evaluate(where)
-        return value, jnp.where(mask, gradient, 0.0)
-
-    # Another input moves now: what was remembered belongs to another function.
-    fresh = matching.optimizer.init(position)
-    return matching.optimizer.iterate(masked, project, position, fresh, best)
+    return Searching(
+        position=progress.position,
+        best=progress.best,
+        labels=before.labels,
+        iteration=iteration,
+        evaluations=before.evaluations + progress.evaluations,
+        status=status.astype(jnp.int32),
+        first_value=first,
+        mark_value=jnp.where(mark_due, value, before.mark_value),
+        mark_iteration=jnp.where(mark_due, iteration, before.mark_iteration),
+    )

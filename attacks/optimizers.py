@@ -4,7 +4,6 @@ L-BFGS with torch's rules is in `lbfgs`; these wrap optax.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from gradaudit.attacks.base import Best
-from gradaudit.attacks.lbfgs import Evaluate, Progress, Project
+from gradaudit.attacks.lbfgs import Clock, Evaluate, Progress, Project
 from gradaudit.errors import require
 
 
@@ -29,6 +28,7 @@ class Optimizer(Protocol):
         position: jax.Array,
         memory: Any,
         best: Best,
+        clock: Clock,
     ) -> Progress:
         """Runs one attack iteration."""
 
@@ -37,13 +37,13 @@ class Optimizer(Protocol):
 class Adam:
     """Adam, on the gradient or (signed) on its sign (Geiping et al. 2020).
 
-    The rate is multiplied by 0.1 at 3/8, 5/8 and 7/8 of `decay_over` iterations; 0
-    keeps it constant.
+    With `decays` the rate is multiplied by 0.1 at 3/8, 5/8 and 7/8 of the budget,
+    whatever the budget is.
     """
 
     learning_rate: float = 0.1
     signed: bool = False
-    decay_over: int = 0
+    decays: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -53,7 +53,7 @@ class Adam:
 
     def init(self, position: jax.Array) -> Any:
         """Returns optax's state."""
-        return self._transformation().init(position)
+        return optax.scale_by_adam().init(position)
 
     def iterate(
         self,
@@ -62,21 +62,23 @@ class Adam:
         position: jax.Array,
         memory: Any,
         best: Best,
+        clock: Clock,
     ) -> Progress:
         """Runs one step."""
         value, gradient = evaluate(position)
         direction = jnp.sign(gradient) if self.signed else gradient
-        updates, memory = self._transformation().update(direction, memory)
+        scaled, memory = optax.scale_by_adam().update(direction, memory)
+        moved = position - self._rate(clock) * scaled
         return _one_evaluation(
-            position, project(position + updates), value, gradient, memory, best
+            position, _projected(project, moved), value, gradient, memory, best
         )
 
-    def _transformation(self) -> Any:
-        rate: Callable[[Any], Any] | float = self.learning_rate
-        if self.decay_over:
-            marks = {self.decay_over * k // 8: 0.1 for k in (3, 5, 7)}
-            rate = optax.piecewise_constant_schedule(self.learning_rate, marks)
-        return optax.adam(rate)
+    def _rate(self, clock: Clock) -> jax.Array:
+        rate = jnp.asarray(self.learning_rate, jnp.float32)
+        for eighths in (3, 5, 7) if self.decays else ():
+            reached = clock.iteration >= clock.budget * eighths // 8
+            rate = jnp.where(reached, 0.1 * rate, rate)
+        return rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +99,10 @@ class LineSearchLBFGS:
         position: jax.Array,
         memory: Any,
         best: Best,
+        clock: Clock,
     ) -> Progress:
         """Runs one update with its line search."""
+        del clock
 
         # The objective has its own gradient; the search differentiates through it.
         @jax.custom_jvp
@@ -116,7 +120,12 @@ class LineSearchLBFGS:
         )
         searched = optax.tree.get(memory, "num_linesearch_steps")
         progress = _one_evaluation(
-            position, project(position + updates), value, gradient, memory, best
+            position,
+            _projected(project, position + updates),
+            value,
+            gradient,
+            memory,
+            best,
         )
         return dataclasses.replace(
             progress, evaluations=progress.evaluations + searched.astype(jnp.int32)
@@ -125,6 +134,10 @@ class LineSearchLBFGS:
     def _transformation(self) -> Any:
         search = optax.scale_by_zoom_linesearch(max_linesearch_steps=self.search_steps)
         return optax.lbfgs(memory_size=self.history, linesearch=search)
+
+
+def _projected(project: Project, position: jax.Array) -> jax.Array:
+    return position if project is None else project(position)
 
 
 def _one_evaluation(
@@ -144,4 +157,5 @@ def _one_evaluation(
         evaluations=jnp.ones((), jnp.int32),
         value=value,
         diverged=~finite,
+        first=value,
     )

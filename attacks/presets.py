@@ -28,7 +28,7 @@ from gradaudit.attacks.starts import (
     Patterned,
     Uniform,
 )
-from gradaudit.errors import unknown_name
+from gradaudit.errors import require, unknown_name
 from gradaudit.text import call_with_text
 
 _LAYERS: dict[str, tuple[str, ...]] = {
@@ -130,7 +130,7 @@ def gradinv(
         labels=_choose("labels", labels, _LABELS),
         distance=Cosine(_choose("layer", layers, _LAYERS)),
         priors=(TotalVariation(variation),),
-        optimizer=Adam(learning_rate, signed=True, decay_over=iterations),
+        optimizer=Adam(learning_rate, signed=True, decays=True),
         box=True,
         # The rate falls late in the run: patience has to span more than one phase.
         stop=Stop(iterations=iterations, patience=iterations),
@@ -183,10 +183,30 @@ _TABLE = (
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _TABLE}
 
 
-def parse(text: str) -> Attack:
-    """Returns the attack that the text describes: `cpl` or `cpl:init=uniform`."""
+def parse(
+    text: str, iterations: int | None = None, restarts: int | None = None
+) -> Attack:
+    """Returns the attack that the text describes: `cpl` or `cpl:init=uniform`.
+
+    `iterations` and `restarts` are the same parameters given apart: they build the
+    same attack as in the text, and win over it.
+    """
     name, _, parameters = text.partition(":")
     if name not in PRESETS:
         raise unknown_name("attack", name, PRESETS)
-    attack: Attack = call_with_text(name, PRESETS[name].make, parameters)
+    make = PRESETS[name].make
+    asked = {"iterations": iterations, "restarts": restarts}
+    apart = {key: value for key, value in asked.items() if value is not None}
+    for key in apart:
+        require(
+            key in inspect.signature(make).parameters,
+            f"attack {name!r} has no {key}: leave the option out",
+        )
+    others = [
+        item
+        for item in parameters.split(",")
+        if item.partition("=")[0].strip() not in apart
+    ]
+    words = ",".join([*filter(None, others), *(f"{k}={v}" for k, v in apart.items())])
+    attack: Attack = call_with_text(name, make, words)
     return attack

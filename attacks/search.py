@@ -1,227 +1,159 @@
-"""The compiled program: every slot searches for one victim, a few iterations a call.
+"""The loop, written once over anything iterative: victims stream through fixed slots.
 
-A slot's arithmetic depends on nothing but its own victim, so that neither the order
-nor the number of devices changes a result.
+Every slot searches for one victim, a few iterations a call of one compiled program.
+Between two calls the finished leave, the next ones take their slots, progress is told,
+and Ctrl-C ends the run with what there is. A slot's arithmetic depends on nothing but
+its own victim, so that neither the order nor the number of devices changes a result;
+memory depends on the number of slots only; only scalars leave the devices in a call.
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from gradaudit import machine
-from gradaudit.attacks import matching as matching_module
-from gradaudit.attacks.base import Best, Snapshot, Victims, Watcher
-from gradaudit.attacks.matching import Matching, layout_of, unrolls
-from gradaudit.models.model import Model
-from gradaudit.models.networks import for_shared_weights
-from gradaudit.types import Key, Leakage, Observation, PyTree, Reconstruction, Status
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class State:
-    """One slot's search (stacked over slots)."""
-
-    position: jax.Array
-    memory: PyTree
-    best: Best
-    labels: jax.Array
-    iteration: jax.Array
-    evaluations: jax.Array
-    status: jax.Array
-    budget: jax.Array  # iterations at most
-    first_value: jax.Array
-    mark_value: jax.Array  # the best objective `patience` iterations ago
-    mark_iteration: jax.Array
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def begin(
-    model: Model,
-    matching: Matching,
-    template: Observation,
-    params: PyTree,
-    budget: jax.Array,
-    keys: jax.Array,
-    gradients: PyTree,
-    labels: jax.Array | None,
-) -> State:
-    """Returns every slot at the start of its search."""
-
-    def one(
-        params: PyTree, budget: jax.Array, key: Key, gradient: PyTree, label: Any
-    ) -> State:
-        observation = dataclasses.replace(
-            template, params=params, gradient=gradient, labels=label
-        )
-        position, inferred = matching_module.first_position(
-            key, matching, model, observation
-        )
-        zero = jnp.zeros((), jnp.int32)
-        infinite = jnp.asarray(jnp.inf, position.dtype)
-        return State(
-            position=position,
-            memory=matching.optimizer.init(position),
-            best=Best.start(position),
-            labels=inferred,
-            iteration=zero,
-            evaluations=zero,
-            status=jnp.asarray(Status.RUNNING, jnp.int32),
-            budget=budget,
-            first_value=infinite,
-            mark_value=infinite,
-            mark_iteration=zero,
-        )
-
-    def shard(params: PyTree, budget: jax.Array, *units: Any) -> State:
-        return jax.vmap(functools.partial(one, params, budget))(*units)
-
-    result: State = machine.over_units(shard, shared=2)(
-        params, budget, keys, gradients, labels
-    )
-    return result
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def admit(occupied: PyTree, fresh: PyTree, arrived: jax.Array) -> PyTree:
-    """Replaces the slots of the arrived."""
-
-    def choose(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jnp.where(arrived.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, occupied, fresh)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=5)
-def advance(
-    model: Model,
-    matching: Matching,
-    template: Observation,
-    iterations: int,
-    params: PyTree,
-    state: State,
-    gradients: PyTree,
-) -> tuple[State, dict[str, jax.Array]]:
-    """Runs that many iterations in every slot; returns what each one left."""
-
-    def one(
-        params: PyTree, state: State, gradient: PyTree
-    ) -> tuple[State, dict[str, jax.Array]]:
-        observation = dataclasses.replace(template, params=params, gradient=gradient)
-        was_running = state.status == Status.RUNNING
-        progress = matching_module.iterate(
-            matching,
-            model,
-            observation,
-            state.labels,
-            state.iteration,
-            state.position,
-            state.memory,
-            state.best,
-        )
-        after = _judge(
-            matching,
-            matching_module.target_objective(matching, observation),
-            state,
-            progress,
-        )
-        # The memory is large and of no use to a finished victim: never copied.
-        small = dataclasses.replace(after, memory=None)
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(was_running, new, old),
-            small,
-            dataclasses.replace(state, memory=None),
-        )
-        following = dataclasses.replace(kept, memory=after.memory)
-        layout = layout_of(matching, model, observation)
-        record = {
-            "running": was_running,
-            "iteration": following.iteration,
-            "objective": following.best.value,
-            "best": layout.images(following.best.position),
-            "current": layout.images(following.position),
-        }
-        return following, record
-
-    def shard(
-        params: PyTree, state: State, gradients: PyTree
-    ) -> tuple[State, dict[str, jax.Array]]:
-        def step(state: State, _: None) -> tuple[State, dict[str, jax.Array]]:
-            return jax.vmap(functools.partial(one, params))(state, gradients)
-
-        return jax.lax.scan(step, state, None, length=iterations)
-
-    result: tuple[State, dict[str, jax.Array]] = machine.over_units(
-        shard, shared=1, traced=True
-    )(params, state, gradients)
-    return result
-
-
-def _judge(matching: Matching, target: jax.Array, state: State, progress: Any) -> State:
-    """Applies the stop rules to one victim after an iteration."""
-    stop = matching.stop
-    iteration = state.iteration + 1
-    value = progress.best.value
-    first = jnp.where(state.iteration == 0, value, state.first_value)
-    mark_due = iteration - state.mark_iteration >= stop.patience
-    stalled = mark_due & (value > (1.0 - stop.improvement) * state.mark_value)
-    exploded = progress.value > stop.explosion * first
-    diverged = progress.diverged | exploded | ~jnp.isfinite(value)
-    # An optimizer that evaluated once and did not move never will.
-    stuck = ~progress.active & (progress.evaluations <= 1)
-    status = jnp.select(
-        [diverged, value <= target, stalled | stuck, iteration >= state.budget],
-        [Status.DIVERGED, Status.CONVERGED, Status.STALLED, Status.BUDGET],
-        Status.RUNNING,
-    )
-    return State(
-        position=progress.position,
-        memory=progress.memory,
-        best=progress.best,
-        labels=state.labels,
-        iteration=iteration,
-        evaluations=state.evaluations + progress.evaluations,
-        status=status.astype(jnp.int32),
-        budget=state.budget,
-        first_value=first,
-        mark_value=jnp.where(mark_due, value, state.mark_value),
-        mark_iteration=jnp.where(mark_due, iteration, state.mark_iteration),
-    )
-
+from gradaudit.types import Key, PyTree, Reconstruction, Status
 
 _EVALUATIONS_PER_CALL = 40  # progress about once a second, little waste at the end
 
 
-def default_slots(model: Model, matching: Matching, examples: int) -> int:
-    """Returns how many victims one device attacks at a time.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What anybody may see of one trial: what it would hand in, and how it is."""
 
-    On CPU a slot's work should stay in the core's cache; accelerators want width.
+    inputs: jax.Array  # (examples, *input_shape) attacker-selected
+    current: jax.Array  # (examples, *input_shape) where the search stands
+    labels: jax.Array  # (examples,)
+    objective: jax.Array  # () of `inputs`; infinite while nothing finite was seen
+    iterations: jax.Array  # ()
+    evaluations: jax.Array  # ()
+    status: jax.Array  # () a Status; the loop goes on while it is RUNNING
+
+
+class Problem(Protocol):
+    """Something iterative: pure functions of one trial; frozen, hashable, static.
+
+    `shared` is the same for all trials of a run, `own` is the victim's. A trial is a
+    pair (kept, scratch): `kept` is frozen when the trial has ended, `scratch` (a large
+    memory, say) is of no use to it any more and may hold anything.
     """
-    if jax.default_backend() != "cpu":
-        return 256
-    unknowns = int(np.prod(model.input_shape)) * examples
-    return int(np.clip(24 * 1024 // unknowns, 4, 32))
+
+    @property
+    def evaluations_per_step(self) -> int:
+        """About how many evaluations of the objective a step costs."""
+
+    def start(self, key: Key, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+        """Returns a trial before its first step."""
+
+    def step(
+        self, shared: PyTree, own: PyTree, kept: PyTree, scratch: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the trial after one attack iteration."""
+
+    def read(self, kept: PyTree) -> Reading:
+        """Returns what may be seen of the trial."""
 
 
-def reconstruct_all(
+class Couple(Protocol):
+    """Lets the trials of one victim learn from each other; frozen and hashable."""
+
+    def __call__(self, kept: PyTree) -> PyTree:
+        """Returns the trials' kept states, stacked, after they were coupled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """A problem whose trial is `trials` trials of another one, coupled at every step.
+
+    Guarantee: with a coupling that changes nothing, each of them is the trial that it
+    would have been alone.
+    """
+
+    problem: Problem
+    trials: int
+    couple: Couple
+
+    @property
+    def evaluations_per_step(self) -> int:
+        """The sum over the trials."""
+        return self.trials * self.problem.evaluations_per_step
+
+    def start(self, key: Key, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+        """Starts every trial with a key of its own."""
+
+        def one(index: jax.Array) -> tuple[PyTree, PyTree]:
+            return self.problem.start(jax.random.fold_in(key, index), shared, own)
+
+        return jax.vmap(one)(jnp.arange(self.trials))
+
+    def step(
+        self, shared: PyTree, own: PyTree, kept: PyTree, scratch: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """Moves the trials that still run, then couples them all."""
+        step = functools.partial(_masked_step, self.problem, shared, own)
+        moved, scratch = jax.vmap(step)(kept, scratch)
+        return self.couple(moved), scratch
+
+    def read(self, kept: PyTree) -> Reading:
+        """Returns the best trial by its own objective; costs are added."""
+        each = jax.vmap(self.problem.read)(kept)
+        best = jnp.argmin(jnp.nan_to_num(each.objective, nan=jnp.inf))
+        chosen: Reading = jax.tree.map(lambda leaf: leaf[best], each)
+        going = jnp.any(each.status == Status.RUNNING)
+        return dataclasses.replace(
+            chosen,
+            iterations=jnp.max(each.iterations),
+            evaluations=jnp.sum(each.evaluations),
+            status=jnp.where(going, int(Status.RUNNING), chosen.status),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A few attack iterations of all slots, and whose they are.
+
+    Pictures stay on the devices until somebody asks for them.
+    """
+
+    trials: NDArray[np.int64]  # (slots,) victim * restarts + restart; -1 = empty
+    iteration: NDArray[np.int32]  # (iterations, slots) how many were run, from 1
+    running: NDArray[np.bool_]  # (iterations, slots) whether the entry counts
+    objective: NDArray[np.float32]  # (iterations, slots) attacker's best so far
+    best: jax.Array  # (iterations, slots, examples, *shape) selected
+    current: jax.Array  # (iterations, slots, examples, *shape)
+    finished: int  # trials that are done
+    total: int
+
+
+# Somebody who looks at a run from outside; attacks never hear back.
+Watcher = Callable[[Snapshot], None]
+Fetch = Callable[[NDArray[np.int64]], PyTree]  # victims' ids -> what is theirs, stacked
+
+
+def search_all(
     key: Key,
-    model: Model,
-    matching: Matching,
-    victims: Victims,
+    problem: Problem,
+    shared: PyTree,
+    fetch: Fetch,
+    count: int,
+    restarts: int = 1,
     slots: int | None = None,
     watcher: Watcher | None = None,
 ) -> Reconstruction:
-    """Attacks every victim; returns the attacker-selected results, stacked.
+    """Runs the problem for every victim; returns what is handed in, stacked.
 
-    After Ctrl-C the unfinished are marked INTERRUPTED (and NaN where none began).
-    `slots` is the number of victims that one device holds at a time.
+    Each victim gets `restarts` independent trials, and the one with the lowest own
+    objective is handed in. After Ctrl-C the unfinished are INTERRUPTED and those that
+    were never begun MISSING. `slots` is how many trials a device holds at a time.
     """
-    conveyor = _Conveyor(key, model, matching, victims, slots)
+    conveyor = _Conveyor(key, problem, shared, fetch, count, restarts, slots)
     try:
         for snapshot in conveyor.run():
             if watcher is not None:
@@ -231,60 +163,135 @@ def reconstruct_all(
     return conveyor.selected()
 
 
+def default_slots(unknowns: int) -> int:
+    """Returns how many trials of so many unknowns one device runs at a time.
+
+    On CPU a slot's work should stay in the core's cache; accelerators want width.
+    """
+    if jax.default_backend() != "cpu":
+        return 256
+    return int(np.clip(24 * 1024 // unknowns, 4, 32))
+
+
+def _masked_step(
+    problem: Problem, shared: PyTree, own: PyTree, kept: PyTree, scratch: PyTree
+) -> tuple[PyTree, PyTree]:
+    running = problem.read(kept).status == Status.RUNNING
+    moved, scratch = problem.step(shared, own, kept, scratch)
+    frozen = jax.tree.map(lambda new, old: jnp.where(running, new, old), moved, kept)
+    return frozen, scratch
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _begin(problem: Problem, shared: PyTree, keys: jax.Array, own: PyTree) -> PyTree:
+    def shard(shared: PyTree, keys: jax.Array, own: PyTree) -> PyTree:
+        return jax.vmap(lambda key, mine: problem.start(key, shared, mine))(keys, own)
+
+    return machine.over_units(shard, shared=1)(shared, keys, own)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _admit(occupied: PyTree, fresh: PyTree, arrived: jax.Array) -> PyTree:
+    """Replaces the slots of the arrived."""
+
+    def choose(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.where(arrived.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, occupied, fresh)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def _advance(
+    problem: Problem, iterations: int, shared: PyTree, trial: PyTree, own: PyTree
+) -> tuple[PyTree, dict[str, jax.Array]]:
+    """Runs that many iterations in every slot; returns what each one left."""
+
+    def one(
+        shared: PyTree, trial: tuple[PyTree, PyTree], mine: PyTree
+    ) -> tuple[PyTree, dict[str, jax.Array]]:
+        was_running = problem.read(trial[0]).status == Status.RUNNING
+        trial = _masked_step(problem, shared, mine, *trial)
+        seen = problem.read(trial[0])
+        record = {
+            "running": was_running,
+            "iteration": seen.iterations,
+            "objective": seen.objective,
+            "best": seen.inputs,
+            "current": seen.current,
+        }
+        return trial, record
+
+    def shard(shared: PyTree, trial: PyTree, own: PyTree) -> Any:
+        def step(trial: PyTree, _: None) -> tuple[PyTree, dict[str, jax.Array]]:
+            return jax.vmap(functools.partial(one, shared))(trial, own)
+
+        return jax.lax.scan(step, trial, None, length=iterations)
+
+    result: tuple[PyTree, dict[str, jax.Array]] = machine.over_units(
+        shard, shared=1, traced=True
+    )(shared, trial, own)
+    return result
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read(problem: Problem, kept: PyTree) -> Reading:
+    return jax.vmap(problem.read)(kept)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _status(problem: Problem, kept: PyTree) -> jax.Array:
+    return jax.vmap(lambda one: problem.read(one).status)(kept)
+
+
+@jax.jit
+def _trial_keys(key: Key, victims: jax.Array, restarts: jax.Array) -> jax.Array:
+    def one(victim: jax.Array, restart: jax.Array) -> Key:
+        return jax.random.fold_in(jax.random.fold_in(key, victim), restart)
+
+    return jax.vmap(one)(victims, restarts)
+
+
 class _Conveyor:
     """The host's side of the loop: who sits in which slot, and what came out."""
 
     def __init__(
         self,
         key: Key,
-        model: Model,
-        matching: Matching,
-        victims: Victims,
+        problem: Problem,
+        shared: PyTree,
+        fetch: Fetch,
+        count: int,
+        restarts: int,
         slots: int | None,
     ) -> None:
-        first = victims.observe(np.zeros(1, np.int64))
-        # What does not change the program must not compile it again: who leaked
-        # where, how long the search may take, how often it starts.
-        self._template = dataclasses.replace(
-            first, params=None, gradient=None, labels=None, leakage=Leakage.EXAMPLE
-        )
-        self._program = dataclasses.replace(
-            matching, restarts=1, stop=dataclasses.replace(matching.stop, iterations=1)
-        )
-        # Replaying local steps gives each victim weights of its own.
-        shared = not unrolls(matching, first)
-        self._model = for_shared_weights(model) if shared else model
-        self._matching, self._victims, self._key = matching, victims, key
-        self._params = machine.place(first.params, shared=True)
-        self._layout = layout_of(matching, model, first)
-        self._total = victims.count * matching.restarts
-        wanted = slots or default_slots(model, matching, self._layout.inputs[0])
+        self._key, self._problem, self._fetch = key, problem, fetch
+        self._shared = machine.place(shared, shared=True)
+        self._restarts = restarts
+        self._total = count * restarts
+        self._shape = self._abstract(key, problem, shared)
+        wanted = slots or default_slots(self._shape.inputs.size)
         devices = machine.device_count()
         each = -(-self._total // devices)
         # As few slots as give the same number of waves: the last is not half empty.
         per_device = wanted if slots else -(-each // -(-each // wanted))
-        per_device = min(per_device, each)
-        self._trials = np.full(per_device * devices, -1, np.int64)
-        self._next = 0
-        self._finished = 0
-        self._state: State | None = None
-        self._gradients: PyTree = None
-        per_iteration = getattr(matching.optimizer, "updates", 1)
-        self._iterations = max(1, _EVALUATIONS_PER_CALL // per_iteration)
+        self._trials = np.full(min(per_device, each) * devices, -1, np.int64)
+        self._next = self._finished = 0
+        self._trial: tuple[PyTree, PyTree] | None = None
+        self._own: PyTree = None
+        self._iterations = max(1, _EVALUATIONS_PER_CALL // problem.evaluations_per_step)
         self._out = self._blank()
+
+    def _abstract(self, key: Key, problem: Problem, shared: PyTree) -> Any:
+        own = jax.tree.map(lambda leaf: leaf[0], self._fetch(np.zeros(1, np.int64)))
+        kept, _ = jax.eval_shape(problem.start, key, shared, own)
+        return jax.eval_shape(problem.read, kept)
 
     def run(self) -> Iterator[Snapshot]:
         """Advances until nobody is left, yielding what happened."""
         self._fill()
         while (self._trials >= 0).any():
-            self._state, record = advance(
-                self._model,
-                self._program,
-                self._template,
-                self._iterations,
-                self._params,
-                self._state,
-                self._gradients,
+            self._trial, record = _advance(
+                self._problem, self._iterations, self._shared, self._trial, self._own
             )
             trials = self._trials.copy()
             self.collect()
@@ -293,8 +300,8 @@ class _Conveyor:
                 iteration=np.asarray(record["iteration"]),
                 running=np.asarray(record["running"]) & (trials >= 0),
                 objective=np.asarray(record["objective"]),
-                best=np.asarray(record["best"]),
-                current=np.asarray(record["current"]),
+                best=record["best"],
+                current=record["current"],
                 finished=self._finished,
                 total=self._total,
             )
@@ -303,23 +310,18 @@ class _Conveyor:
     def collect(self, everything: bool = False) -> None:
         """Takes the results of finished slots (or all of them) and empties them."""
         # Ctrl-C may come when a call has taken the state and not returned it.
-        if self._state is None or self._state.status.is_deleted():
+        if self._trial is None or any(
+            leaf.is_deleted() for leaf in jax.tree.leaves(self._trial[0])
+        ):
             return
-        status = np.asarray(self._state.status)
+        status = np.asarray(_status(self._problem, self._trial[0]))
         done = (self._trials >= 0) & (everything | (status != Status.RUNNING))
         if not done.any():
             return
-        where, state = self._trials[done], self._state
-        positions = np.asarray(state.best.position)[done]
-        labels = np.asarray(state.labels)[done]
-        for trial, position, inferred in zip(where, positions, labels, strict=True):
-            self._out.inputs[trial] = self._layout.images(position)
-            self._out.labels[trial] = matching_module.final_labels(
-                self._layout, position, inferred
-            )
-        self._out.objective[where] = np.asarray(state.best.value)[done]
-        self._out.iterations[where] = np.asarray(state.iteration)[done]
-        self._out.evaluations[where] = np.asarray(state.evaluations)[done]
+        where = self._trials[done]
+        seen = jax.tree.map(np.asarray, _read(self._problem, self._trial[0]))
+        for name in ("inputs", "labels", "objective", "iterations", "evaluations"):
+            getattr(self._out, name)[where] = getattr(seen, name)[done]
         running = status[done] == Status.RUNNING
         self._out.status[where] = np.where(running, Status.INTERRUPTED, status[done])
         self._trials[done] = -1
@@ -327,14 +329,12 @@ class _Conveyor:
 
     def selected(self) -> Reconstruction:
         """Returns the best restart of each victim by the attacker's own objective."""
-        restarts = self._matching.restarts
-        by_victim = self._out.objective.reshape(-1, restarts)
+        by_victim = self._out.objective.reshape(-1, self._restarts)
         choice = np.argmin(np.nan_to_num(by_victim, nan=np.inf), axis=1)
-        chosen = np.arange(len(choice)) * restarts + choice
-        result = self._out.take(chosen)
+        chosen = np.arange(len(choice)) * self._restarts + choice
         # What it cost is the sum over restarts; the rest belongs to the chosen one.
-        spent = self._out.evaluations.reshape(-1, restarts).sum(axis=1)
-        return dataclasses.replace(result, evaluations=spent)
+        spent = self._out.evaluations.reshape(-1, self._restarts).sum(axis=1)
+        return dataclasses.replace(self._out.take(chosen), evaluations=spent)
 
     def _fill(self) -> None:
         free = np.flatnonzero(self._trials < 0)
@@ -344,34 +344,21 @@ class _Conveyor:
         self._next += len(arriving)
         seats = free[: len(arriving)]
         self._trials[seats] = arriving
-        victims, restarts = np.divmod(arriving, self._matching.restarts)
-        observed = self._victims.observe(victims)
+        victims, restarts = np.divmod(arriving, self._restarts)
         keys = _trial_keys(
             self._key, self._seated(victims, seats), self._seated(restarts, seats)
         )
         arrived = np.zeros(len(self._trials), bool)
         arrived[seats] = True
-        gradients, labels = jax.tree.map(
-            lambda leaf: machine.place(self._seated(leaf, seats)),
-            (observed.gradient, observed.labels),
+        own = jax.tree.map(
+            lambda leaf: machine.place(self._seated(leaf, seats)), self._fetch(victims)
         )
-        fresh = begin(
-            self._model,
-            self._program,
-            self._template,
-            self._params,
-            np.int32(self._matching.stop.iterations),
-            machine.place(keys),
-            gradients,
-            labels,
-        )
-        if self._state is None:
-            self._state, self._gradients = fresh, gradients
+        fresh = _begin(self._problem, self._shared, machine.place(keys), own)
+        if self._trial is None:
+            self._trial, self._own = fresh, own
         else:
-            self._state, self._gradients = admit(
-                (self._state, self._gradients),
-                (fresh, gradients),
-                machine.place(arrived),
+            self._trial, self._own = _admit(
+                (self._trial, self._own), (fresh, own), machine.place(arrived)
             )
 
     def _seated(self, values: Any, seats: Any) -> Any:
@@ -382,20 +369,12 @@ class _Conveyor:
         return spread
 
     def _blank(self) -> Reconstruction:
-        count, examples = self._total, self._layout.inputs[0]
+        count, shape = self._total, self._shape.inputs.shape
         return Reconstruction(
-            inputs=np.full((count, *self._layout.inputs), np.nan, np.float32),
-            labels=np.full((count, examples), -1, np.int32),
+            inputs=np.full((count, *shape), np.nan, np.float32),
+            labels=np.full((count, *self._shape.labels.shape), -1, np.int32),
             objective=np.full(count, np.nan, np.float32),
             iterations=np.zeros(count, np.int32),
             evaluations=np.zeros(count, np.int32),
-            status=np.full(count, Status.INTERRUPTED, np.int32),
+            status=np.full(count, Status.MISSING, np.int32),
         )
-
-
-@jax.jit
-def _trial_keys(key: Key, victims: jax.Array, restarts: jax.Array) -> jax.Array:
-    def one(victim: jax.Array, restart: jax.Array) -> Key:
-        return jax.random.fold_in(jax.random.fold_in(key, victim), restart)
-
-    return jax.vmap(one)(victims, restarts)

@@ -23,20 +23,34 @@ def configure() -> None:
       which run faster side by side than spread over threads.
     Settings that the user made for jax itself are left alone.
     """
-    import jax
-
     folder = cache_folder()
     settings: Any = jax.config
-    if folder is not None and settings.jax_compilation_cache_dir is None:
-        folder.mkdir(parents=True, exist_ok=True)
+    if settings.jax_compilation_cache_dir is None and _can_write(folder):
         settings.update("jax_compilation_cache_dir", str(folder))
         settings.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not forced and "JAX_NUM_CPU_DEVICES" not in os.environ:
         try:
-            settings.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+            settings.update("jax_num_cpu_devices", core_count())
         except RuntimeError:
             return  # the caller has used jax already: keep its devices
+
+
+def core_count() -> int:
+    """Returns how many cores this process may use; not every system tells."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
+
+
+def _can_write(folder: pathlib.Path | None) -> bool:
+    """Returns whether programs can be kept there: a cache must never stop a run."""
+    if folder is None:
+        return False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def cache_folder() -> pathlib.Path | None:
@@ -53,8 +67,6 @@ def describe() -> dict[str, Any]:
     """Returns versions, backend and devices for a result."""
     import importlib.metadata
 
-    import jax
-
     packages = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "dp-accounting")
     return {
         "gradaudit": importlib.metadata.version("gradaudit"),
@@ -63,7 +75,7 @@ def describe() -> dict[str, Any]:
         "backend": jax.default_backend(),
         "devices": [str(device) for device in jax.local_devices()],
         "machine": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": core_count(),
     }
 
 

@@ -1,6 +1,7 @@
 """`ga.attack`: draw victims, let them leak, attack, score."""
 
 import dataclasses
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,41 +11,43 @@ import numpy as np
 
 from gradaudit import machine
 from gradaudit.attacks import presets as attack_presets
-from gradaudit.attacks.analytic import Analytic
-from gradaudit.attacks.base import Attack, Snapshot, check_observation
-from gradaudit.attacks.labels import Joint, Known
+from gradaudit.attacks.base import Attack, check_observation
 from gradaudit.attacks.matching import Matching
-from gradaudit.audit import threat
-from gradaudit.audit.scenario import Leaks
-from gradaudit.audit.scores import Evaluator
+from gradaudit.attacks.search import Snapshot
+from gradaudit.audit.outcome import AttackResult, Picture
+from gradaudit.audit.scenario import Group, Simulated
+from gradaudit.audit.scores import Evaluator, Score, Trace
+from gradaudit.audit.threat import Threat, remarks
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.base import Defense
 from gradaudit.errors import InputError, require
-from gradaudit.federation.setting import Setting
+from gradaudit.federation.setting import PAPER_SETTINGS, Setting
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
+from gradaudit.privacy.statement import epsilon, privacy_as_plain
 from gradaudit.report import metrics
-from gradaudit.report.result import AttackResult, Picture
-from gradaudit.types import Leakage, Reconstruction, Status
+from gradaudit.spec import Spec
+from gradaudit.types import Key, Knowledge, Leakage, Observation, Reconstruction, Status
 
 DEFAULT_DATASET = "lfw-patches"
-
-
+_DRAWS = 4  # networks that an untrained run draws, unless it is told otherwise
 _PICTURED = 8
-
-
 _LEARNING_RATE = 0.05
 
-
-_WHERE = {
-    Leakage.EXAMPLE: "one example's gradient, at the client, inside a local iteration",
-    Leakage.CLIENT: "the client's update, at the client, after local training",
-    Leakage.SERVER: "the client's update, at the server, before aggregation",
-}
+Tell = Callable[[int, int], None]  # trials finished, trials in all
 
 
-Progress = Callable[[int, int], None]  # trials finished, trials in all
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Everything that decides an attack's numbers, built and checked."""
+
+    scenario: Simulated
+    model: Model
+    attack: Attack
+    defense: Defense
+    threat: Threat
+    about: dict[str, Any]
 
 
 def attack(
@@ -57,12 +60,15 @@ def attack(
     batch_size: int | None = None,
     local_steps: int = 1,
     round: int = 0,  # noqa: A002 - the contract's word
+    run: str | pathlib.Path | None = None,
+    draws: int | None = None,
+    threat: str = "curious",
     iterations: int | None = None,
     restarts: int | None = None,
     success_rmse: float = 0.1,
     seed: int = 0,
     slots: int | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
 ) -> AttackResult:
     """Attacks victims drawn from a dataset and reports what was rebuilt.
 
@@ -78,6 +84,12 @@ def attack(
       local_steps: local steps of a client's round; types 0 and 1 read their sum,
         type 2 reads inside the first.
       round: rounds of training before the one that is read.
+      run: the folder of a recorded `gradaudit train`: its model at `round`, the
+        clients that really took part, its data and its defense.
+      draws: how many times the network is drawn, victims dealt over the draws; by
+        default 4 for an untrained network and 1 for a trained one.
+      threat: what the adversary knows: `curious`, `aware`, `informed`, `malicious`,
+        and what is granted beside (`curious+labels`).
       iterations: the attack's budget per restart; the method's own by default.
       restarts: independent starts, chosen by the attacker's own objective.
       success_rmse: the RMSE at or below which a victim counts as rebuilt.
@@ -85,139 +97,189 @@ def attack(
       slots: victims that one device attacks at a time (speed only).
       progress: is told (finished, total) about once a second.
     """
+    asked = {k: v for k, v in locals().items() if k not in ("slots", "progress")}
     machine.configure()
     began = time.perf_counter()
+    _check_numbers(victims, local_steps, success_rmse, round, seed, slots)
     leakage = _leakage(type)
-    _check_numbers(victims, local_steps, success_rmse, round)
-    data = load_dataset(dataset) if isinstance(dataset, str) else dataset
-    net = _model(model, data)
     chosen = _attack(method, iterations, restarts)
-    guard = parse_defense(defense) if isinstance(defense, str) else defense
-    batch = batch_size or (1 if leakage is Leakage.EXAMPLE else 3)
-    setting = Setting(
-        clients=victims,
-        clients_per_round=victims,
-        local_steps=local_steps,
-        batch_size=batch,
-        rounds=round + 1,
-        examples=batch * local_steps,
-        learning_rate=_LEARNING_RATE,
-    )
-    mixed = 1 if leakage is Leakage.EXAMPLE else setting.examples
-    notes = threat.check(threat.Setting(chosen, guard, leakage, mixed))
+    adversary = Threat.parse(threat, leakage)
+    adversary.check(chosen)
     data_key, attack_key = jax.random.split(jax.random.key(seed))
-    leaks = Leaks(
-        data_key, net, data, guard, leakage, setting, round, _knows_labels(chosen)
-    )
-    first = leaks.observe(np.zeros(1, np.int64))
-    gradient, labels = jax.tree.map(
-        lambda leaf: leaf[0], (first.gradient, first.labels)
-    )
-    check_observation(net, dataclasses.replace(first, gradient=gradient, labels=labels))
-    evaluator = Evaluator(leaks, _restarts(chosen), success_rmse, _PICTURED)
-    clock = _Clock(began)
-
-    def watch(snapshot: Snapshot) -> None:
-        clock.tick()
-        evaluator.watch(snapshot)
-        if progress is not None:
-            progress(snapshot.finished, snapshot.total)
-
-    rebuilt = chosen.reconstruct_many(attack_key, net, leaks.victims(), slots, watch)
-    config = {
-        "command": "attack",
+    knows_labels = Knowledge.LABELS in adversary.knows
+    if run is not None:
+        raise InputError("not yet")
+    else:
+        data = load_dataset(dataset) if isinstance(dataset, str) else dataset
+        net = _model(model, data)
+        guard = parse_defense(defense) if isinstance(defense, str) else defense
+        batch = batch_size or (1 if leakage is Leakage.EXAMPLE else 3)
+        setting = Setting(
+            clients=victims,
+            clients_per_round=victims,
+            local_steps=local_steps,
+            batch_size=batch,
+            rounds=round + 1,
+            examples=batch * local_steps,
+            learning_rate=_LEARNING_RATE,
+        )
+        scenario = Simulated(
+            data_key, net, data, guard, leakage, setting, round,
+            _draws(draws, victims, round), knows_labels,
+        )  # fmt: skip
+        about = {
+            "defense": defense if isinstance(defense, str) else guard.name,
+            "dataset": dataset if isinstance(dataset, str) else data.name,
+            "batch_size": batch,
+            "local_steps": local_steps,
+        }
+    about |= {
         "type": int(leakage),
         "method": method if isinstance(method, str) else "custom",
-        "attack": _describe(chosen),
-        "defense": defense if isinstance(defense, str) else guard.name,
-        "dataset": data.name if isinstance(dataset, Dataset) else dataset,
         "model": net.name,
-        "victims": victims,
-        "batch_size": batch,
-        "local_steps": local_steps,
         "round": round,
+        "victims": scenario.count,
         "iterations": chosen.stop.iterations if isinstance(chosen, Matching) else 0,
-        "restarts": _restarts(chosen),
+        "restarts": chosen.restarts,
         "success_rmse": success_rmse,
         "seed": seed,
     }
-    accounting = _accounting(guard, data.name, len(jax.tree.leaves(first.params)))
-    return _result(
-        config, chosen, leakage, leaks, evaluator, rebuilt, clock, notes, accounting
+    built = _Run(scenario, net, chosen, guard, adversary, about)
+    return _Attacking(built, Spec.of("attack", **asked), began, progress).run(
+        attack_key, slots
     )
 
 
-def _result(
-    config: dict[str, Any],
-    chosen: Attack,
-    leakage: Leakage,
-    leaks: Leaks,
-    evaluator: Evaluator,
-    rebuilt: Reconstruction,
-    clock: "_Clock",
-    notes: list[str],
-    accounting: dict[str, Any] | None,
-) -> AttackResult:
-    scores = evaluator.score(rebuilt)
-    ids = np.asarray([score.victim for score in scores], np.int64)
-    truth, labels = _truths(leaks, ids)
-    guesses = metrics.guessing_rmse(
-        truth, labels, leaks.public_inputs, leaks.public_labels
-    )
-    best_guess = max(
-        (
-            sum(e <= config["success_rmse"] for e in errors)
-            for errors in guesses.values()
-        ),
-        default=0,
-    )
-    inputs = np.asarray(rebuilt.inputs)[ids]
-    traces = [evaluator.trace_of(int(victim)) for victim in ids]
-    pictures = [
-        Picture(s.victim, truth[i], traces[i].frames, inputs[i], s.rmse)
-        for i, s in enumerate(scores[:_PICTURED])
-    ]
-    interrupted = bool((np.asarray(rebuilt.status) == Status.INTERRUPTED).any())
-    return AttackResult(
-        config=config,
-        threat=_threat(chosen, leakage, config),
-        environment=machine.describe(),
-        scores=scores,
-        traces=traces,
-        guess=metrics.rate(best_guess, len(scores)),
-        timing=clock.timing(len(scores)),
-        accounting=accounting,
-        limitations=[*notes, *_limitations(chosen, config, interrupted)],
-        inputs=inputs,
-        truth=truth,
-        pictures=pictures,
-        interrupted=interrupted,
-    )
+class _Attacking:
+    """Runs the attack draw by draw, and puts what came out into a result."""
+
+    def __init__(
+        self, run: _Run, spec: Spec, began: float, progress: Tell | None
+    ) -> None:
+        self._run, self._spec, self._progress = run, spec, progress
+        self._clock = _Clock(began)
+        self._finished = 0  # trials of the draws that are done
+        self._rows: list[tuple[Score, Trace, Any, Any]] = []
+        self._missing: list[int] = []
+
+    def run(self, key: Key, slots: int | None) -> AttackResult:
+        """Attacks all groups of victims; Ctrl-C keeps what there is."""
+        scenario, notes = self._run.scenario, self._checked()
+        interrupted = False
+        for draw, group in enumerate(scenario.groups()):
+            if interrupted:
+                self._missing.extend(group.ids.tolist())
+                continue
+            try:
+                rebuilt = self._attack(key, draw, group, slots)
+                status = np.asarray(rebuilt.status)
+                interrupted = bool(
+                    np.isin(status, (Status.INTERRUPTED, Status.MISSING)).any()
+                )
+            except KeyboardInterrupt:
+                interrupted = True
+                self._missing.extend(group.ids.tolist())
+        if not self._rows:
+            raise KeyboardInterrupt("interrupted before the first victim was attacked")
+        return self._result(notes, interrupted)
+
+    def _checked(self) -> list[str]:
+        """Raises for what can't work; returns what to keep in mind."""
+        run = self._run
+        notes = remarks(run.attack, run.defense, run.threat.reads)
+        first = next(iter(run.scenario.groups())).victims.observe(np.zeros(1, np.int64))
+        check_observation(run.model, _unstacked(first))
+        return notes
+
+    def _attack(
+        self, key: Key, draw: int, group: Group, slots: int | None
+    ) -> Reconstruction:
+        run = self._run
+        truth = run.scenario.truth(group.ids)
+        evaluator = Evaluator(
+            group.ids,
+            draw,
+            truth,
+            run.attack.restarts,
+            run.about["success_rmse"],
+            -(-_PICTURED // len(run.scenario.draws)),
+        )
+
+        def watch(snapshot: Snapshot) -> None:
+            self._clock.tick()
+            evaluator.watch(snapshot)
+            if self._progress is not None:
+                total = run.scenario.count * run.attack.restarts
+                self._progress(self._finished + snapshot.finished, total)
+
+        draw_key = key if draw == 0 else jax.random.fold_in(key, draw)
+        rebuilt = run.attack.reconstruct_many(
+            draw_key, run.model, group.victims, slots, watch
+        )
+        self._clock.tick()
+        self._finished += len(group.ids) * run.attack.restarts
+        begun = {int(i): row for row, i in enumerate(group.ids)}
+        for score in evaluator.score(rebuilt):
+            row = begun.pop(score.victim)
+            inputs = np.asarray(rebuilt.inputs)[row]
+            private = np.asarray(truth.inputs)[row]
+            self._rows.append((score, evaluator.trace_of(row), private, inputs))
+        self._missing.extend(begun)
+        return rebuilt
+
+    def _result(self, notes: list[str], interrupted: bool) -> AttackResult:
+        run, about = self._run, self._run.about
+        scores, traces, private, inputs = zip(*self._rows, strict=True)
+        truth = np.stack(private)
+        pictured = [i for i, trace in enumerate(traces) if trace.frames or i == 0]
+        return AttackResult(
+            spec=self._spec,
+            about=about,
+            threat=run.threat.to_dict(run.attack),
+            environment=machine.describe(),
+            scores=list(scores),
+            traces=list(traces),
+            draws=len(run.scenario.draws),
+            missing=sorted(self._missing),
+            guess=_guess(run, truth, list(scores)),
+            timing=self._clock.timing(len(scores)),
+            accounting=_accounting(run),
+            limitations=[*notes, *_limitations(run, interrupted)],
+            inputs=np.stack(inputs),
+            truth=truth,
+            pictures=[
+                Picture(
+                    scores[i].victim, truth[i], traces[i].frames, inputs[i],
+                    scores[i].rmse,
+                )
+                for i in pictured[:_PICTURED]
+            ],
+            interrupted=interrupted,
+        )  # fmt: skip
 
 
-def _accounting(defense: Defense, dataset: str, tensors: int) -> dict[str, Any] | None:
-    """Returns what the defense is worth over a whole training as published."""
-    if not defense.mechanisms:
+def _unstacked(stacked: Observation) -> Observation:
+    sent, labels = jax.tree.map(lambda leaf: leaf[0], (stacked.sent, stacked.labels))
+    return dataclasses.replace(stacked, sent=sent, labels=labels)
+
+
+def _guess(run: _Run, truth: Any, scores: list[Score]) -> metrics.Rate:
+    """Returns the best rate of guesses that never saw a gradient."""
+    labels = np.asarray([score.labels for score in scores])
+    data = run.scenario.dataset
+    errors = metrics.guessing_rmse(truth, labels, data.inputs, data.labels)
+    threshold = run.about["success_rmse"]
+    best = max(int(np.sum(each <= threshold)) for each in errors.values())
+    return metrics.rate(best, len(scores))
+
+
+def _accounting(run: _Run) -> dict[str, Any] | None:
+    """Returns the defense's epsilon in the data set's published federation, if any."""
+    setting = PAPER_SETTINGS.get(run.scenario.dataset.name)
+    if not run.defense.mechanisms or setting is None:
         return None
-    from gradaudit.federation.setting import PAPER_SETTINGS, setting_as_plain
-    from gradaudit.privacy import epsilon
-    from gradaudit.privacy.statement import privacy_as_plain
-
-    setting = PAPER_SETTINGS.get(dataset, Setting())
-    plain = privacy_as_plain(epsilon(defense, setting, tensors=tensors))
-    settings = {
-        name: value
-        for name, value in setting_as_plain(setting).items()
-        if isinstance(value, (int, float))
-    }
-    return {**plain, "setting": settings}
-
-
-def _truths(leaks: Leaks, ids: Any) -> tuple[Any, Any]:
-    if not len(ids):
-        raise KeyboardInterrupt("interrupted before the first victim was attacked")
-    private = leaks.truth(ids)
-    return np.asarray(private.inputs), np.asarray(private.labels)
+    tensors = len(jax.tree.leaves(run.scenario.params))
+    return privacy_as_plain(epsilon(run.defense, setting, tensors=tensors))
 
 
 class _Clock:
@@ -250,12 +312,32 @@ def _leakage(value: int) -> Leakage:
 
 
 def _check_numbers(
-    victims: int, local_steps: int, success_rmse: float, round_index: int
+    victims: int,
+    local_steps: int,
+    success_rmse: float,
+    round_index: int,
+    seed: int,
+    slots: int | None,
 ) -> None:
     require(victims >= 1, f"victims must be at least 1, got {victims}")
     require(local_steps >= 1, f"local_steps must be at least 1, got {local_steps}")
-    require(success_rmse > 0, f"success_rmse must be positive, got {success_rmse}")
+    require(
+        0 < success_rmse < 1, f"success_rmse must lie in (0, 1), got {success_rmse}"
+    )
     require(round_index >= 0, f"round must not be negative, got {round_index}")
+    require(-(2**63) <= seed < 2**63, f"seed must fit 64 bits, got {seed}")
+    require(slots is None or slots >= 1, f"slots must be at least 1, got {slots}")
+
+
+def _draws(draws: int | None, victims: int, round_index: int) -> int:
+    """Returns how many networks are drawn: several where they are untrained."""
+    if draws is None:
+        return 1 if round_index else min(_DRAWS, victims)
+    require(
+        1 <= draws <= victims,
+        f"draws must lie in 1..{victims}, the number of victims, got {draws}",
+    )
+    return draws
 
 
 def _model(model: str | Model | None, dataset: Dataset) -> Model:
@@ -268,73 +350,44 @@ def _model(model: str | Model | None, dataset: Dataset) -> Model:
 def _attack(
     method: str | Attack, iterations: int | None, restarts: int | None
 ) -> Attack:
-    chosen = attack_presets.parse(method) if isinstance(method, str) else method
-    if isinstance(chosen, Matching):
-        if iterations is not None:
-            stop = dataclasses.replace(chosen.stop, iterations=iterations)
-            chosen = dataclasses.replace(chosen, stop=stop)
-        if restarts is not None:
-            chosen = dataclasses.replace(chosen, restarts=restarts)
-    return chosen
+    if isinstance(method, str):
+        return attack_presets.parse(method, iterations, restarts)
+    if iterations is None and restarts is None:
+        return method
+    if not isinstance(method, Matching):
+        raise InputError(
+            f"{type(method).__name__} has no iterations and no restarts: leave the "
+            "options out"
+        )
+    if iterations is not None:
+        method = method.within(iterations)
+    return dataclasses.replace(method, restarts=restarts or method.restarts)
 
 
-def _restarts(chosen: Attack) -> int:
-    return chosen.restarts if isinstance(chosen, Matching) else 1
-
-
-def _describe(value: Any) -> Any:
-    """Returns a part as data, with its type beside the fields."""
-    if dataclasses.is_dataclass(value):
-        fields = {
-            f.name: _describe(getattr(value, f.name)) for f in dataclasses.fields(value)
-        }
-        return {"part": type(value).__name__, **fields}
-    if isinstance(value, tuple):
-        return [_describe(entry) for entry in value]
-    return (
-        value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)
-    )
-
-
-def _knows_labels(chosen: Attack) -> bool:
-    return isinstance(getattr(chosen, "labels", None), Known)
-
-
-def _threat(chosen: Attack, leakage: Leakage, config: dict[str, Any]) -> dict[str, Any]:
-    labels = getattr(chosen, "labels", None)
-    knows = ["the model and its parameters", "the batch size"]
-    if config["local_steps"] > 1:
-        knows += ["the number of local steps", "the learning rate"]
-    if _knows_labels(chosen):
-        knows.append("the true labels")
-    return {
-        "type": int(leakage),
-        "reads": _WHERE[leakage],
-        "knows": knows,
-        "labels": "optimised jointly"
-        if isinstance(labels, Joint)
-        else ("given" if _knows_labels(chosen) else "inferred from the gradient"),
-        "selection": "the iterate with the attacker's lowest own objective",
-    }
-
-
-def _limitations(
-    chosen: Attack, config: dict[str, Any], interrupted: bool
-) -> list[str]:
+def _limitations(run: _Run, interrupted: bool) -> list[str]:
+    about = run.about
     sentences = [
         "A failed attack is no proof of privacy: a stronger attack may exist.",
-        f"Success means RMSE <= {config['success_rmse']:g} on {config['dataset']}; "
+        f"Success means RMSE <= {about['success_rmse']:g} on {about['dataset']}; "
         "another threshold gives another rate.",
     ]
-    if config["round"] == 0:
-        sentences.append("The model is untrained: later rounds may leak less.")
-    if config["local_steps"] > 1 and isinstance(chosen, Matching) and not chosen.unroll:
+    if about["round"] == 0:
+        sentences.append("The model is untrained: later rounds may leak less or more.")
+        if len(run.scenario.draws) == 1 and about["victims"] > 1:
+            sentences.append(
+                "All victims share one draw of the network, and the interval speaks "
+                "of this draw only: --draws takes several."
+            )
+    if about["local_steps"] > 1 and not getattr(run.attack, "unroll", True):
         sentences.append(
             "The attack treats the update of several local steps as one gradient: "
             "it approximates."
         )
-    if isinstance(chosen, Analytic):
+    if run.attack.exact:
         sentences.append("The closed form exists for a dense first layer only.")
     if interrupted:
-        sentences.append("The run was interrupted: the figures cover what was done.")
+        sentences.append(
+            "The run was interrupted: victims that were not begun count in the "
+            "interval as unknown."
+        )
     return sentences

@@ -1,40 +1,51 @@
-"""The victims of an attack and what leaks from them, round and defense included.
+"""Scenarios: where observations come from, and, apart from them, the truth.
 
-Every victim is a client of one federated round: its batch is the private data, and
-the adversary reads where its type says. Observations are made in fixed groups of
-clients and on demand, so that neither the attack's memory nor its numbers depend on
-how many victims there are or in which order they are served.
+The attacker's side is `groups()`: observations, a group for every draw of the network.
+The evaluator's side is `truth(ids)`. Attack code never gets hold of the second.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.attacks.base import Victims
 from gradaudit.data import Dataset
 from gradaudit.defenses.base import Defense
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, require
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state
 from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Setting
-from gradaudit.federation.taps import observe_many
+from gradaudit.federation.taps import observe_many, private_data
 from gradaudit.models.gradients import check_batch
 from gradaudit.models.model import Model
-from gradaudit.types import Key, Leakage, Observation, Victim
+from gradaudit.types import Key, Leakage, Observation, PyTree, Victim
 
-_GROUP = 32  # clients that are observed together
+_CHUNK = 32  # clients that are observed together: speed and memory, no number
+
+Ids = NDArray[np.int64]
 
 
-class Leaks:
-    """Draws victims from a dataset, runs the round, and answers for both sides.
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The victims that share one set of parameters; ids are the scenario's."""
 
-    The attacker's side is `victims()`; `truth(ids)` is the evaluator's.
+    ids: Ids
+    victims: Victims  # observes positions in `ids`
+
+
+class Simulated:
+    """Victims drawn from a data set, each a client of one federated round.
+
+    Every draw of the network has its own round, with its own clients; what is read of
+    a client is addressed by round and client. Observations are made on demand, so that
+    neither the attack's memory nor its numbers depend on how many victims there are.
     """
 
     def __init__(
@@ -46,7 +57,8 @@ class Leaks:
         leakage: Leakage,
         setting: Setting,
         round_index: int = 0,
-        labels_known: bool = False,  # the threat model hands the labels over
+        draws: int = 1,
+        labels_known: bool = False,
     ) -> None:
         count, each = setting.clients, setting.examples
         if count * each > len(dataset):
@@ -55,79 +67,142 @@ class Leaks:
                 f"dataset {dataset.name!r} has {len(dataset)}: at most "
                 f"{len(dataset) // each} victims"
             )
+        require(
+            1 <= draws <= count,
+            f"draws must lie in 1..{count}, the number of victims, got {draws}",
+        )
         check_batch(model, dataset.inputs[:1], dataset.labels[:1])
         params_key, order_key, self._key = jax.random.split(key, 3)
         order = np.asarray(jax.random.permutation(order_key, len(dataset)))
         drawn = order[: count * each].reshape(count, each)
-        others = order[count * each :]  # all that is no victim; there may be none
-        self.public_inputs = dataset.inputs[others]
-        self.public_labels = dataset.labels[others]
-        self.count = count
-        self._leakage = leakage
-        self._labels_known = labels_known
+        self.dataset, self.count = dataset, count
+        self._leakage, self._labels_known = leakage, labels_known
         self._recipe = Recipe.of(model, defense, setting)
         self._population = Population.of(dataset, list(drawn))
-        self._state = self._reach(model.init(params_key), round_index)
-        self._observed = functools.lru_cache(maxsize=4)(self._leak)
-        self._private: dict[int, Victim] = {}  # by group
+        self.draws = np.array_split(np.arange(count), draws)
+        self._states = [
+            self._reach(model.init(_draw_key(params_key, draw)), ids, round_index)
+            for draw, ids in enumerate(self.draws)
+        ]
 
-    def victims(self) -> Victims:
-        """Returns the attacker's side."""
-        return Victims(self.count, self.observe)
+    @classmethod
+    def of_round(
+        cls,
+        key: Key,
+        dataset: Dataset,
+        recipe: Recipe,
+        population: Population,
+        state: ServerState,
+        participants: Sequence[int],
+        leakage: Leakage,
+        labels_known: bool = False,
+    ) -> "Simulated":
+        """Returns the round of a recorded training, read again as it was run."""
+        made = cls.__new__(cls)
+        made.dataset, made.count = dataset, len(participants)
+        made._key, made._leakage, made._labels_known = key, leakage, labels_known
+        made._recipe, made._population = recipe, population
+        made.draws = [np.asarray(participants, np.int64)]
+        made._states = [state]
+        return made
 
-    def observe(self, ids: NDArray[np.int64]) -> Observation:
-        """Returns what leaks from these victims, stacked."""
-        gradient = _rows(ids, lambda group: self._observed(group).gradient)
+    def groups(self) -> Iterator[Group]:
+        """Yields the attacker's side, a group for every draw of the network."""
+        for clients, state in zip(self.draws, self._states, strict=True):
+            observed = functools.lru_cache(maxsize=4)(
+                functools.partial(self._chunk, clients, state)
+            )
+            observe = functools.partial(self._observe, clients, state, observed)
+            yield Group(self._positions(clients), Victims(len(clients), observe))
+
+    def truth(self, ids: Ids) -> Victim:
+        """Returns the private data, stacked: for evaluators only."""
+        clients = np.concatenate(self.draws)[ids]
+        parts = []
+        for start in range(0, len(clients), _CHUNK):
+            chunk = clients[start : start + _CHUNK]
+            padded = np.resize(chunk, _CHUNK)  # one shape, one trace
+            private = self._private(padded)
+            count = len(chunk)
+            parts.append(jax.tree.map(lambda leaf, n=count: leaf[:n], private))
+        joined: Victim = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        return joined
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters of the first draw: their shapes are those of all."""
+        return self._states[0].params
+
+    def _positions(self, clients: Ids) -> Ids:
+        everybody = np.concatenate(self.draws)
+        return np.flatnonzero(np.isin(everybody, clients))
+
+    def _observe(
+        self,
+        clients: Ids,
+        state: ServerState,
+        observed: Callable[[int], Observation],
+        positions: Ids,
+    ) -> Observation:
+        sent = _rows(positions, lambda chunk: observed(chunk).sent)
+        labels = None
+        if self._labels_known:
+            labels = self._private(np.resize(clients[positions], _CHUNK)).labels
+            labels = labels[: len(positions)]
+        template = observed(int(positions[-1]) // _CHUNK)
         return dataclasses.replace(
-            self._observed(int(ids[-1]) // _GROUP),
-            params=self._state.params,
-            gradient=gradient,
-            labels=self.truth(ids).labels if self._labels_known else None,
+            template, params=state.params, sent=sent, labels=labels
         )
 
-    def truth(self, ids: NDArray[np.int64]) -> Victim:
-        """Returns the private data: for evaluators only."""
-        private: Victim = _rows(ids, self._private_data)
-        return private
-
-    def _private_data(self, group: int) -> Victim:
-        """Returns a group's private data; gradients are large and not kept."""
-        if group not in self._private:
-            self._observed(group)
-        return self._private[group]
-
-    def _leak(self, group: int) -> Observation:
-        """Observes a group; takes note of whom it belongs to."""
-        size = min(_GROUP, self.count)
-        start = min(group * _GROUP, self.count - size)  # full groups: one trace
-        observation, victims = observe_many(
+    def _chunk(self, clients: Ids, state: ServerState, chunk: int) -> Observation:
+        """Observes some neighbours; the last chunk overlaps: one shape, one trace."""
+        whole_round = self._leakage is Leakage.SERVER and self._recipe.server_sees_round
+        size = len(clients) if whole_round else min(_CHUNK, len(clients))
+        start = min(chunk * _CHUNK, len(clients) - size)
+        observation, _ = observe_many(
             self._recipe,
             self._population,
             self._key,
-            self._state,
+            state,
             self._leakage,
-            list(range(start, start + size)),
+            clients[start : start + size].tolist(),
+            participants=clients.tolist(),
         )
-        shift = group * _GROUP - start
-        gradient, self._private[group] = jax.tree.map(
-            lambda leaf: np.asarray(leaf)[shift:], (observation.gradient, victims)
-        )
-        return dataclasses.replace(observation, gradient=gradient)
+        shift = chunk * _CHUNK - start
+        sent = jax.tree.map(lambda leaf: np.asarray(leaf)[shift:], observation.sent)
+        return dataclasses.replace(observation, sent=sent)
 
-    def _reach(self, params: object, round_index: int) -> ServerState:
+    def _private(self, clients: Ids) -> Victim:
+        """Returns what these clients used in the round, in the order of use."""
+        used = private_data(
+            self._recipe,
+            self._population,
+            self._key,
+            self._states[0],  # of which only the round is read: equal for all draws
+            jnp.asarray(clients, jnp.int32),
+        )
+        read = slice(0, 1) if self._leakage is Leakage.EXAMPLE else slice(None)
+        cut: Victim = jax.tree.map(lambda leaf: np.asarray(leaf)[:, read], used)
+        return cut
+
+    def _reach(self, params: PyTree, clients: Ids, round_index: int) -> ServerState:
         state = initial_state(self._recipe, params)
-        everybody = np.arange(self.count)
         for _ in range(round_index):
             state, _ = run_round(
-                self._recipe, self._population, self._key, state, everybody
+                self._recipe, self._population, self._key, state, clients
             )
         return state
 
 
-def _rows(ids: NDArray[np.int64], of_group: Callable[[int], Any]) -> Any:
-    """Gathers victims out of their groups."""
+def _draw_key(key: Key, draw: int) -> Key:
+    """The first draw is what a run of one draw has."""
+    return key if draw == 0 else jax.random.fold_in(key, draw)
+
+
+def _rows(ids: Ids, of_chunk: Callable[[int], Any]) -> Any:
+    """Gathers victims out of their chunks."""
     rows = [
-        jax.tree.map(lambda leaf, row=i % _GROUP: leaf[row], of_group(int(i) // _GROUP))
+        jax.tree.map(lambda leaf, row=i % _CHUNK: leaf[row], of_chunk(int(i) // _CHUNK))
         for i in ids
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)

@@ -1,51 +1,135 @@
 """The evaluator: follows an attack from outside, with the truth in its hand.
 
-Nothing flows back: the attack hands over its iterates and never hears of this.
+Nothing flows back: the attack hands over its iterates and never hears of this. The
+iterates stay on the devices; what comes to the host is how far they are from the truth.
 """
 
+import dataclasses
 import math
+from array import array
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.attacks.base import Snapshot
-from gradaudit.audit.scenario import Leaks
+from gradaudit.attacks.search import Snapshot
 from gradaudit.report import metrics
-from gradaudit.report.result import Score, Trace
-from gradaudit.types import Reconstruction, Status
+from gradaudit.types import Reconstruction, Status, Victim
+
+
+def _numbers() -> "array[float]":
+    """Thousands of victims leave hundreds of numbers each: 8 bytes, no objects."""
+    return array("d")
+
+
+@dataclasses.dataclass
+class Trace:
+    """What was seen of one trial."""
+
+    rmse: "array[float]" = dataclasses.field(default_factory=_numbers)  # as selected
+    objective: "array[float]" = dataclasses.field(default_factory=_numbers)
+    oracle: float = math.inf  # best of all iterates against the truth
+    frames: dict[int, NDArray[np.float32]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """One victim's row of trials.csv; every victim that was begun has one."""
+
+    victim: int
+    draw: int  # of the network
+    labels: tuple[int, ...]
+    recovered_labels: tuple[int, ...]
+    rmse: float
+    rmse_raw: float
+    psnr: float
+    ssim: float | None
+    success: bool
+    examples_rebuilt: int  # of its batch
+    iterations_to_success: int | None
+    iterations: int
+    evaluations: int
+    objective: float
+    status: str
+    label_accuracy: float
+    oracle_rmse: float
 
 
 class Evaluator:
-    """Collects traces while an attack runs and scores it afterwards."""
+    """Collects traces while an attack runs on a group of victims, and scores it."""
 
     def __init__(
-        self, leaks: Leaks, restarts: int, threshold: float, pictured: int = 8
+        self,
+        ids: NDArray[np.int64],
+        draw: int,
+        truth: Victim,
+        restarts: int,
+        threshold: float,
+        pictured: int,
     ) -> None:
-        self._leaks, self._restarts, self._threshold = leaks, restarts, threshold
+        self._ids, self._draw, self._truth = ids, draw, truth
+        self._restarts, self._threshold = restarts, threshold
         self._pictured = pictured
-        self.traces: dict[int, Trace] = {}
+        self._traces: dict[int, Trace] = {}
 
     def watch(self, snapshot: Snapshot) -> None:
-        """Is a Watcher: takes note of every iterate."""
+        """Is a Watcher: takes note of how near every iterate is."""
+        trials = np.maximum(snapshot.trials, 0)
+        truth = jnp.asarray(np.asarray(self._truth.inputs)[trials // self._restarts])
+        best, current = (
+            _assigned(np.asarray(_squares(truth, pictures)))
+            for pictures in (snapshot.best, snapshot.current)
+        )
+        frames = self._frames(snapshot)
         for slot in np.flatnonzero(snapshot.trials >= 0):
-            trial = int(snapshot.trials[slot])
-            trace = self.traces.setdefault(trial, Trace())
-            truth = self._truth(trial // self._restarts)
-            for step in np.flatnonzero(snapshot.running[:, slot]):
-                best = metrics.clipped(snapshot.best[step, slot])
-                current = metrics.clipped(snapshot.current[step, slot])
-                error = metrics.rmse(truth, best)
-                trace.rmse.append(error)
-                trace.objective.append(float(snapshot.objective[step, slot]))
-                trace.oracle = min(trace.oracle, error, metrics.rmse(truth, current))
-                iteration = int(snapshot.iteration[step, slot])
-                if trial < self._pictured * self._restarts and _is_shown(iteration):
-                    trace.frames[iteration] = best
+            counts = snapshot.running[:, slot]
+            trace = self._traces.setdefault(int(snapshot.trials[slot]), Trace())
+            trace.rmse.extend(best[counts, slot].tolist())
+            trace.objective.extend(snapshot.objective[counts, slot].tolist())
+            nearest = np.minimum(best, current)[counts, slot].min(initial=math.inf)
+            trace.oracle = min(trace.oracle, float(nearest))
+            for step, iteration in frames.get(int(slot), ()):
+                shown = np.asarray(snapshot.best)[step, slot]
+                trace.frames[iteration] = metrics.clipped(shown)
+
+    def _frames(self, snapshot: Snapshot) -> dict[int, list[tuple[int, int]]]:
+        """Returns which (step, iteration) of which slots are shown to people."""
+        shown = (snapshot.trials >= 0) & (
+            snapshot.trials < self._pictured * self._restarts
+        )
+        return {
+            int(slot): [
+                (int(step), int(snapshot.iteration[step, slot]))
+                for step in np.flatnonzero(snapshot.running[:, slot])
+                if _is_shown(int(snapshot.iteration[step, slot]))
+            ]
+            for slot in np.flatnonzero(shown)
+        }
 
     def score(self, result: Reconstruction) -> list[Score]:
-        """Returns a row for each victim that the attack began on."""
-        begun = np.flatnonzero(np.isfinite(np.asarray(result.objective)))
-        return [self._score(int(victim), result.take(victim)) for victim in begun]
+        """Returns a row for each victim that was begun."""
+        begun = np.flatnonzero(np.asarray(result.status) != Status.MISSING)
+        truth = np.asarray(self._truth.inputs)[begun]
+        guess = metrics.matched(truth, np.asarray(result.inputs)[begun])
+        shape = (len(begun), truth.shape[1], -1) if len(begun) else (0, 1, 1)
+        flat, raw = truth.reshape(shape), guess.reshape(shape)
+        each = metrics.rmse(flat, metrics.clipped(raw))
+        whole, unclipped = (
+            metrics.rmse(flat.reshape(len(begun), -1), x.reshape(len(begun), -1))
+            for x in (metrics.clipped(raw), raw)
+        )
+        return [
+            self._score(
+                int(victim),
+                result.take(victim),
+                (truth[row], metrics.clipped(guess[row])),
+                (float(whole[row]), float(unclipped[row])),
+                int(np.sum(each[row] <= self._threshold)),
+            )
+            for row, victim in enumerate(begun)
+        ]
 
     def trace_of(self, victim: int) -> Trace:
         """Returns the trace of the restart that the attacker hands in."""
@@ -55,33 +139,37 @@ class Evaluator:
         )
 
     def _traces_of(self, victim: int) -> list[Trace]:
-        """Returns a trace per restart; empty if Ctrl-C came before the first look."""
+        """Returns a trace per restart; empty if nothing was looked at."""
         trials = range(victim * self._restarts, (victim + 1) * self._restarts)
-        return [self.traces.get(trial, Trace()) for trial in trials]
+        return [self._traces.get(trial, Trace()) for trial in trials]
 
-    def _truth(self, victim: int) -> NDArray[np.float32]:
-        return np.asarray(self._leaks.truth(np.asarray([victim])).inputs[0])
-
-    def _score(self, victim: int, mine: Reconstruction) -> Score:
-        private = self._leaks.truth(np.asarray([victim]))
-        truth, labels = np.asarray(private.inputs[0]), np.asarray(private.labels[0])
-        guess, inferred = np.asarray(mine.inputs), np.asarray(mine.labels)
-        error = metrics.rmse(truth, metrics.clipped(guess))
+    def _score(
+        self,
+        victim: int,
+        mine: Reconstruction,
+        images: tuple[Any, Any],
+        errors: tuple[float, float],
+        rebuilt: int,
+    ) -> Score:
+        labels = np.asarray(self._truth.labels[victim])
+        inferred = np.asarray(mine.labels)
+        error, raw = errors
+        # An attacker whose objective was never finite has found nothing to hand in.
+        found = math.isfinite(float(mine.objective))
+        success = found and error <= self._threshold
         oracle = min(trace.oracle for trace in self._traces_of(victim))
-        trace = self.trace_of(victim).rmse
-        hit = next((i for i, e in enumerate(trace, 1) if e <= self._threshold), None)
-        if int(mine.iterations) == 0 and hit is not None:
-            hit = 0  # closed form
         return Score(
-            victim=victim,
+            victim=int(self._ids[victim]),
+            draw=self._draw,
             labels=tuple(int(x) for x in labels),
             recovered_labels=tuple(int(x) for x in inferred),
             rmse=error,
-            rmse_raw=metrics.rmse(truth, guess),
+            rmse_raw=raw,
             psnr=metrics.psnr(error),
-            ssim=metrics.ssim(truth, metrics.clipped(guess)),
-            success=error <= self._threshold,
-            iterations_to_success=hit,
+            ssim=metrics.ssim(*images),
+            success=success,
+            examples_rebuilt=rebuilt if found else 0,
+            iterations_to_success=self._hit(victim, int(mine.iterations), success),
             iterations=int(mine.iterations),
             evaluations=int(mine.evaluations),
             objective=float(mine.objective),
@@ -89,6 +177,36 @@ class Evaluator:
             label_accuracy=metrics.labels_recovered(labels, inferred),
             oracle_rmse=min(oracle, error),
         )
+
+    def _hit(self, victim: int, iterations: int, success: bool) -> int | None:
+        if iterations == 0:  # a closed form
+            return 0 if success else None
+        trace = self.trace_of(victim).rmse
+        return next((i for i, e in enumerate(trace, 1) if e <= self._threshold), None)
+
+
+@jax.jit
+def _squares(truth: jax.Array, pictures: jax.Array) -> jax.Array:
+    """Returns mean squared distances, (iterations, slots, true, guessed).
+
+    `truth` is (slots, batch, ...), `pictures` (iterations, slots, batch, ...).
+    """
+    count, slots, batch = pictures.shape[:3]
+    guess = jnp.clip(pictures, 0.0, 1.0).reshape(count, slots, 1, batch, -1)
+    flat = truth.reshape(1, slots, batch, 1, -1)
+    return jnp.mean(jnp.square(flat - guess), axis=-1)
+
+
+def _assigned(squares: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Returns the RMSE under the best assignment, (iterations, slots)."""
+    if squares.shape[-1] == 1:
+        errors = np.sqrt(squares[..., 0, 0].astype(np.float64))
+    else:
+        cost = squares.reshape(-1, *squares.shape[-2:])
+        rows = np.arange(cost.shape[-1])
+        best = [matrix[rows, metrics.assign(matrix)].mean() for matrix in cost]
+        errors = np.sqrt(np.asarray(best)).reshape(squares.shape[:2])
+    return np.where(np.isfinite(errors), errors, np.inf)
 
 
 def _is_shown(iteration: int) -> bool:

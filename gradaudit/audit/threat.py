@@ -1,53 +1,108 @@
-"""Which attack makes sense against which defense, where: refused or said in words."""
+"""The threat: what the adversary reads, knows and may alter; an input of every run."""
 
 import dataclasses
+from typing import Any
 
-from gradaudit.attacks.analytic import Analytic
 from gradaudit.attacks.base import Attack
-from gradaudit.attacks.distances import SquaredL2
-from gradaudit.attacks.matching import Matching
 from gradaudit.defenses.base import Defense
-from gradaudit.defenses.compression import Sign
-from gradaudit.errors import require
-from gradaudit.types import Leakage
+from gradaudit.errors import require, unknown_name
+from gradaudit.types import Knowledge, Leakage
+
+_READS = {
+    Leakage.EXAMPLE: "one example's gradient, at the client, inside a local iteration",
+    Leakage.CLIENT: "the client's update, at the client, after local training",
+    Leakage.SERVER: "the client's update, at the server, before aggregation",
+}
+_CURIOUS: frozenset[Knowledge] = frozenset()
+_AWARE = _CURIOUS | {Knowledge.DEFENSE, Knowledge.PUBLIC_DATA}
+_INFORMED = _AWARE | {Knowledge.CANDIDATES}
+_MALICIOUS = _AWARE | {Knowledge.PARAMETERS}
+THREATS = {
+    "curious": _CURIOUS,
+    "aware": _AWARE,
+    "informed": _INFORMED,
+    "malicious": _MALICIOUS,
+}
+# What can be added to a named threat: `curious+labels`.
+GRANTS = {"labels": Knowledge.LABELS}
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-    """One combination: who attacks what, where."""
+class Threat:
+    """Who attacks: everybody knows the model, its parameters and the sizes."""
 
-    attack: Attack
-    defense: Defense
-    leakage: Leakage
-    examples: int  # that one observation mixes
+    name: str
+    reads: Leakage
+    knows: frozenset[Knowledge] = frozenset()
+    looks: int = 1  # observations of one victim
+
+    @classmethod
+    def parse(cls, text: str, reads: Leakage) -> "Threat":
+        """Returns the threat of a text: `curious`, `aware`, `curious+labels`."""
+        name, *grants = [word.strip() for word in text.split("+")]
+        if name not in THREATS:
+            raise unknown_name("threat", name, THREATS)
+        known = set(THREATS[name])
+        for grant in grants:
+            if grant not in GRANTS:
+                raise unknown_name("thing that a threat can grant", grant, GRANTS)
+            known.add(GRANTS[grant])
+        return cls(text, reads, frozenset(known))
+
+    def check(self, attack: Attack) -> None:
+        """Raises in words if the attack needs more than this threat gives."""
+        missing = sorted(attack.needs - self.knows, key=lambda need: need.name)
+        if missing:
+            words = " and ".join(need.value for need in missing)
+            grants = [word for word, what in GRANTS.items() if what in missing]
+            remedy = "+".join([self.name, *grants]) if grants else "aware"
+            require(
+                False,
+                f"this attack needs to know {words}, and the threat {self.name!r} does "
+                f"not give that: choose another attack, or --threat {remedy}",
+            )
+
+    def to_dict(self, attack: Attack) -> dict[str, Any]:
+        """Returns the threat as result.json has it, with what this attack used."""
+        granted = sorted(need.value for need in self.knows)
+        return {
+            "name": self.name,
+            "type": int(self.reads),
+            "reads": _READS[self.reads],
+            "looks": self.looks,
+            "knows": [
+                "the model and its parameters",
+                "the batch size, the local steps and the learning rate",
+                *granted,
+            ],
+            "alters": "the parameters that clients receive"
+            if Knowledge.PARAMETERS in self.knows
+            else "nothing",
+            "attack_needs": sorted(need.value for need in attack.needs),
+            "selection": "the iterate with the attacker's lowest own objective",
+        }
 
 
-def check(setting: Setting) -> list[str]:
+def remarks(attack: Attack, defense: Defense, leakage: Leakage) -> list[str]:
     """Raises for what can't work; returns sentences on what to keep in mind."""
-    attack, defense = setting.attack, setting.defense
-    seen = transforms_seen(defense, setting.leakage)
-    if isinstance(attack, Matching):
-        signed = any(isinstance(transform, Sign) for transform in seen)
-        require(
-            not (signed and isinstance(attack.distance, SquaredL2)),
-            "signs have lost the gradient's size, so that an L2 distance can't be "
-            "matched: choose --method gradinv (cosine)",
-        )
-        require(
-            not attack.cyclic or setting.examples > 1,
-            "cyclic moves one input of a batch after the other, and this observation "
-            "has one input: leave it out",
-        )
+    seen = transforms_seen(defense, leakage)
+    distance = getattr(attack, "distance", None)
+    resized = any(getattr(transform, "loses_scale", False) for transform in seen)
+    require(
+        not (resized and distance is not None and not distance.scale_free),
+        "signs have lost the gradient's size, so that an L2 distance can't be "
+        "matched: choose --method gradinv (cosine)",
+    )
     sentences = []
     if defense.name != "none" and not seen:
         sentences.append(
-            f"{defense.name} acts after the point that type {int(setting.leakage)} "
-            "reads: against this adversary it protects nothing."
+            f"{defense.name} acts after the point that type {int(leakage)} reads: "
+            "against this adversary it protects nothing."
         )
-    if isinstance(attack, Analytic) and seen:
+    if attack.exact and seen:
         sentences.append(
-            "The analytic attack inverts an exact gradient; against a changed one it "
-            "has no way to average the change out."
+            "The closed form inverts an exact gradient; against a changed one it has "
+            "no way to average the change out."
         )
     return sentences
 

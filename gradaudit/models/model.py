@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit.spec import rebuilds
 from gradaudit.types import Key, PyTree
 
 
@@ -51,7 +52,8 @@ class Model:
     `output_layer` names the entry of the parameters that holds the last dense
     layer's `kernel` (features, classes) and, if it has one, `bias`; label recovery
     reads its gradient. `input_layer` likewise names a dense layer that reads the
-    input itself, if there is one; the analytic attack needs it.
+    input itself, if there is one; the analytic attack needs it. `origin` names the
+    function that made it and its arguments, so that a saved run can make it again.
     """
 
     name: str
@@ -61,6 +63,13 @@ class Model:
     output_layer: str | None = None
     input_layer: str | None = None
     example_loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
+    origin: tuple[Callable[..., Any], tuple[tuple[str, Any], ...]] | None = (
+        dataclasses.field(default=None, compare=False)
+    )
+
+    def rebuilt_by(self) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+        """Returns what makes this model again, if anything does."""
+        return None if self.origin is None else (self.origin[0], dict(self.origin[1]))
 
     def init(self, key: Key) -> PyTree:
         """Returns fresh parameters."""
@@ -69,20 +78,37 @@ class Model:
         own = isinstance(self.network, Function)
         return _initial(self, key) if own else _compiled_initial(self, key)
 
-    def apply(self, params: PyTree, inputs: jax.Array) -> jax.Array:
-        """Returns the logits (batch, classes) of inputs (batch, *input_shape)."""
-        logits: jax.Array = self.network.apply({"params": params}, inputs)
+    def apply(
+        self, params: PyTree, inputs: jax.Array, buffers: PyTree = None
+    ) -> jax.Array:
+        """Returns the logits (batch, classes) of inputs (batch, *input_shape).
+
+        `buffers` are the network's other variables by collection (batch-norm
+        statistics): data, not parameters.
+        """
+        variables = {"params": params, **(buffers or {})}
+        logits: jax.Array = self.network.apply(variables, inputs)
         return logits
 
     def losses(
-        self, params: PyTree, inputs: jax.Array, targets: jax.Array
+        self,
+        params: PyTree,
+        inputs: jax.Array,
+        targets: jax.Array,
+        buffers: PyTree = None,
     ) -> jax.Array:
         """Returns one loss per example; targets are (batch, classes) weights."""
-        return self.example_loss(self.apply(params, inputs), targets)
+        return self.example_loss(self.apply(params, inputs, buffers), targets)
 
-    def loss(self, params: PyTree, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+    def loss(
+        self,
+        params: PyTree,
+        inputs: jax.Array,
+        targets: jax.Array,
+        buffers: PyTree = None,
+    ) -> jax.Array:
         """Returns the mean loss of a batch."""
-        return jnp.mean(self.losses(params, inputs, targets))
+        return jnp.mean(self.losses(params, inputs, targets, buffers))
 
 
 def _initial(model: Model, key: Key) -> PyTree:
@@ -138,12 +164,23 @@ def standardize(model: Model, inputs: NDArray[np.floating]) -> Model:
     The statistics become part of the model, which every client and adversary knows.
     """
     flat = inputs.reshape(len(inputs), -1).astype(np.float64)
-    network = Standardized(
-        network=model.network,
-        mean=tuple(flat.mean(axis=0).tolist()),
-        deviation=tuple(np.maximum(flat.std(axis=0), _SMALLEST).tolist()),
+    deviation = np.maximum(flat.std(axis=0), _SMALLEST)
+    return with_statistics(
+        model, tuple(flat.mean(axis=0).tolist()), tuple(deviation.tolist())
     )
+
+
+@rebuilds
+def with_statistics(
+    model: Model, mean: tuple[float, ...], deviation: tuple[float, ...]
+) -> Model:
+    """Returns the model that reads (inputs - mean) / deviation."""
+    given = (("model", model), ("mean", mean), ("deviation", deviation))
     # The first dense layer no longer reads the input itself.
     return dataclasses.replace(
-        model, name=f"{model.name}, standardized", network=network, input_layer=None
+        model,
+        name=f"{model.name}, standardized",
+        network=Standardized(model.network, mean, deviation),
+        input_layer=None,
+        origin=(with_statistics, given),
     )

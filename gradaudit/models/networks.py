@@ -12,6 +12,7 @@ from gradaudit.errors import InputError, require, unknown_name
 from gradaudit.models.convolution import Path, convolve, same_padding
 from gradaudit.models.gradients import INPUTS
 from gradaudit.models.model import Model
+from gradaudit.spec import rebuilds
 from gradaudit.types import Key
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -232,13 +233,17 @@ _TABLE = (
 MODELS: dict[str, Architecture] = {entry.name: entry for entry in _TABLE}
 
 
+@rebuilds
 def build_model(
     name: str, input_shape: tuple[int, ...], classes: int, path: Path = Path.AUTO
 ) -> Model:
     """Returns a model of the table by name."""
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
-    return MODELS[name].build(input_shape, classes, path)
+    model = MODELS[name].build(input_shape, classes, path)
+    given = {"name": name, "input_shape": model.input_shape, "classes": classes}
+    arguments = (*given.items(), ("path", path))
+    return dataclasses.replace(model, origin=(build_model, arguments))
 
 
 def for_shared_weights(model: Model) -> Model:

@@ -2,12 +2,18 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special, stats
 from scipy.optimize import linear_sum_assignment
 
 Floats = NDArray[np.floating]
+
+_CONFIDENCE = 0.95
+_MEANS = 400  # cells of the grid over the mean rate
+_CORRELATIONS = 25  # cells of the grid over how much a draw decides
 
 
 def match(truth: Floats, guess: Floats) -> NDArray[np.intp]:
@@ -15,16 +21,31 @@ def match(truth: Floats, guess: Floats) -> NDArray[np.intp]:
     if len(truth) == 1:
         return np.zeros(1, np.intp)
     flat_truth, flat_guess = (x.reshape(len(x), -1) for x in (truth, guess))
-    cost = np.square(flat_truth[:, None] - flat_guess[None]).sum(axis=-1)
+    return assign(np.square(flat_truth[:, None] - flat_guess[None]).sum(axis=-1))
+
+
+def assign(cost: Floats) -> NDArray[np.intp]:
+    """Returns for each row of a cost matrix its column in the cheapest assignment."""
+    if not np.isfinite(cost).all():
+        return np.arange(len(cost), dtype=np.intp)
     return np.asarray(linear_sum_assignment(cost)[1])
 
 
-def rmse(truth: Floats, guess: Floats) -> float:
-    """Returns sqrt(mean((x - x^)^2)) under the best assignment; inf if not finite."""
-    if not np.isfinite(guess).all():
-        return math.inf
-    ordered = guess[match(truth, guess)]
-    return float(np.sqrt(np.mean(np.square(truth - ordered))))
+def matched(truth: Floats, guess: Floats) -> Floats:
+    """Returns the guesses (victims, batch, ...) in the order of their truths."""
+    if truth.shape[1] == 1:
+        return guess
+    return np.stack([g[match(t, g)] for t, g in zip(truth, guess, strict=True)])
+
+
+def rmse(truth: Floats, guess: Floats) -> Floats:
+    """Returns sqrt(mean((x - x^)^2)) over the last `features` of matched guesses.
+
+    Both are (..., features); infinite where the guess is not finite.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = np.sqrt(np.mean(np.square(truth - guess), axis=-1))
+    return np.where(np.isfinite(errors), errors, np.inf)
 
 
 def clipped(guess: Floats) -> Floats:
@@ -38,7 +59,7 @@ def psnr(error: float) -> float:
 
 
 def ssim(truth: Floats, guess: Floats) -> float | None:
-    """Returns the mean structural similarity of images; None for anything else."""
+    """Returns the mean structural similarity of matched images; None for others."""
     from skimage.metrics import structural_similarity
 
     if truth.ndim != 4 or not np.isfinite(guess).all():
@@ -47,67 +68,123 @@ def ssim(truth: Floats, guess: Floats) -> float | None:
     window = side if side % 2 else side - 1
     if window < 3:
         return None
-    ordered = guess[match(truth, guess)]
     values = [
         structural_similarity(a, b, data_range=1.0, channel_axis=-1, win_size=window)
-        for a, b in zip(truth, ordered.astype(truth.dtype), strict=True)
+        for a, b in zip(truth, guess.astype(truth.dtype), strict=True)
     ]
     return float(np.mean(values))
 
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """A share of successes with its Wilson 95 % interval."""
+    """A share of successes with its 95 % interval, and which interval it is."""
 
     value: float
     low: float
     high: float
+    interval: str = "wilson"
 
 
-def rate(successes: int, trials: int, z: float = 1.959963984540054) -> Rate:
-    """Returns successes / trials with the Wilson interval."""
+def rate(successes: int, trials: int) -> Rate:
+    """Returns successes / trials of independent trials with the Wilson interval."""
     if trials == 0:
         return Rate(math.nan, 0.0, 1.0)
-    share = successes / trials
-    centre = share + z * z / (2 * trials)
-    spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
-    low, high = (centre - spread) / scale, (centre + spread) / scale
+    ends = stats.binomtest(successes, trials).proportion_ci(_CONFIDENCE, "wilson")
     # At 0 and at all the interval's end is exact; rounding must not move it.
+    low = 0.0 if successes == 0 else float(ends.low)
+    high = 1.0 if successes == trials else float(ends.high)
+    return Rate(successes / trials, low, high)
+
+
+def rate_over_draws(successes: Sequence[int], trials: Sequence[int]) -> Rate:
+    """Returns the rate over several draws of the network, with an interval for it.
+
+    Victims of one draw share its fate, so that they are not independent. Each draw's
+    rate is taken from a beta distribution whose mean and correlation are unknown; the
+    interval holds 95 % of what is then likely for the mean (Jeffreys for the mean,
+    every correlation equally likely). A test checks how often it covers.
+    """
+    if len(trials) == 1:
+        return rate(successes[0], trials[0])
+    total, asked = sum(successes), sum(trials)
+    means = (np.arange(_MEANS) + 0.5) / _MEANS
+    correlations = (np.arange(_CORRELATIONS) + 0.5) / _CORRELATIONS
+    # Equal draws give equal terms: count them instead of computing them again.
+    draws, repeats = np.unique(
+        np.stack([successes, trials], axis=1), axis=0, return_counts=True
+    )
+    strength = (1 - correlations) / correlations
+    yes, no = (
+        share[:, None, None] * strength[None, :, None] for share in (means, 1 - means)
+    )
+    hits, misses = draws[:, 0], draws[:, 1] - draws[:, 0]
+    each = special.betaln(hits + yes, misses + no) - special.betaln(yes, no)
+    logs = (each * repeats).sum(axis=-1)
+    logs -= 0.5 * np.log(means * (1 - means))[:, None]
+    likely = np.exp(logs - logs.max()).sum(axis=1)
+    cumulative = np.cumsum(likely) / likely.sum()
+    tail = (1 - _CONFIDENCE) / 2
+    low = np.searchsorted(cumulative, tail) / _MEANS
+    high = (np.searchsorted(cumulative, 1 - tail) + 1) / _MEANS
     return Rate(
-        share,
-        0.0 if successes == 0 else max(0.0, low),
-        1.0 if successes == trials else min(1.0, high),
+        total / asked,
+        0.0 if total == 0 else float(min(low, total / asked)),
+        1.0 if total == asked else float(max(high, total / asked)),
+        "over draws",
     )
 
 
 def labels_recovered(truth: NDArray[np.integer], guess: NDArray[np.integer]) -> float:
     """Returns the share of a batch's labels (as a multiset) that were recovered."""
     size = int(max(truth.max(initial=0), guess.max(initial=0))) + 1
-    counts = [np.bincount(np.maximum(x, 0), minlength=size) for x in (truth, guess)]
+    told = guess[guess >= 0]  # -1: the attacker says nothing
+    counts = [np.bincount(labels, minlength=size) for labels in (truth, told)]
     return float(np.minimum(*counts).sum() / len(truth))
 
 
 def guessing_rmse(
     truth: Floats,
     labels: NDArray[np.integer],
-    public: Floats,
-    public_labels: NDArray[np.integer],
-) -> dict[str, list[float]]:
+    inputs: Floats,
+    classes: NDArray[np.integer],
+) -> dict[str, Floats]:
     """Returns each victim's RMSE under guesses that never saw a gradient.
 
-    `truth` is (victims, batch, ...). The guesses are mid-grey, the mean of the public
-    examples, and the mean of the public examples of the true class.
+    `truth` is (victims, batch, ...), examples of the set `inputs` with `classes`. The
+    guesses are mid-grey, the mean of the set, and the mean of the victim's true class,
+    each without the victim itself.
     """
-    overall = public.mean(axis=0) if len(public) else np.full(truth.shape[2:], 0.5)
-    by_class = {
-        int(c): public[public_labels == c].mean(axis=0)
-        for c in np.unique(public_labels)
+    count, batch = truth.shape[:2]
+    flat = truth.reshape(count, batch, -1).astype(np.float64)
+    whole = inputs.reshape(len(inputs), -1).astype(np.float64)
+    others = np.maximum(len(whole) - batch, 1)
+    mean = (whole.sum(axis=0) - flat.sum(axis=1)) / others
+    if len(whole) == batch:
+        mean = np.full_like(mean, 0.5)
+    by_class = _class_means(flat, labels, whole, classes, mean)
+    grey = np.full_like(flat, 0.5)
+    everywhere = np.broadcast_to(mean[:, None], flat.shape)
+    guesses = {"grey": grey, "mean": everywhere, "class mean": by_class}
+    return {
+        name: rmse(flat.reshape(count, -1), matched(flat, guess).reshape(count, -1))
+        for name, guess in guesses.items()
     }
-    guesses: dict[str, list[float]] = {"grey": [], "mean": [], "class mean": []}
-    for inputs, classes in zip(truth, labels, strict=True):
-        means = np.stack([by_class.get(int(c), overall) for c in classes])
-        guesses["grey"].append(rmse(inputs, np.full_like(inputs, 0.5)))
-        guesses["mean"].append(rmse(inputs, np.stack([overall] * len(inputs))))
-        guesses["class mean"].append(rmse(inputs, means))
-    return guesses
+
+
+def _class_means(
+    truth: Floats,
+    labels: NDArray[np.integer],
+    inputs: Floats,
+    classes: NDArray[np.integer],
+    fallback: Floats,
+) -> Floats:
+    """Returns the class means without a victim's own examples, (victims, batch, d)."""
+    kinds = int(max(classes.max(initial=0), labels.max(initial=0))) + 1
+    counts = np.bincount(classes, minlength=kinds)
+    sums = np.zeros((kinds, inputs.shape[1]))
+    np.add.at(sums, classes, inputs)
+    same = labels[:, :, None] == labels[:, None, :]  # (victims, batch, batch)
+    own_sums = np.einsum("vij,vjd->vid", same.astype(float), truth)
+    left = counts[labels] - same.sum(axis=2)
+    means = (sums[labels] - own_sums) / np.maximum(left, 1)[:, :, None]
+    return np.where(left[:, :, None] > 0, means, fallback[:, None])

@@ -1,0 +1,182 @@
+"""The objective of gradient matching: how far dummy data is from explaining a leak.
+
+What is unknown lies in one vector: the pixels and, where labels are part of the
+search, a row of scores per example whose softmax is its soft label.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradaudit import tree
+from gradaudit.attacks.distances import Distance
+from gradaudit.attacks.labels import LabelStrategy
+from gradaudit.attacks.priors import Prior
+from gradaudit.attacks.starts import Initialization
+from gradaudit.models.gradients import one_hot, unrolled_update
+from gradaudit.models.model import Model
+from gradaudit.types import Key, Observation, PyTree
+
+ValueAndGradient = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+_DOUBT = 0.05  # of an example, in every class: an inferred count may be wrong
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How dummy inputs and, if they are searched for, soft labels lie in one vector."""
+
+    inputs: tuple[int, ...]  # (examples, *input_shape)
+    classes: int
+    searches_labels: bool
+
+    @property
+    def pixels(self) -> int:
+        """The number of coordinates that are pixels."""
+        return int(np.prod(self.inputs))
+
+    @property
+    def size(self) -> int:
+        """The number of all coordinates."""
+        return self.pixels + self.searches_labels * self.inputs[0] * self.classes
+
+    def images(self, position: Any) -> Any:
+        """Returns the dummy inputs."""
+        return position[: self.pixels].reshape(self.inputs)
+
+    def scores(self, position: Any) -> Any:
+        """Returns the scores of the soft labels, (examples, classes)."""
+        return position[self.pixels :].reshape(self.inputs[0], self.classes)
+
+    def labels(self, position: jax.Array, fixed: jax.Array) -> jax.Array:
+        """Returns the labels that the attacker hands in."""
+        if not self.searches_labels:
+            return fixed
+        return jnp.argmax(self.scores(position), axis=-1).astype(jnp.int32)
+
+    def unpack(
+        self, position: jax.Array, fixed: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the dummy inputs and their target weights (examples, classes)."""
+        if self.searches_labels:
+            targets = jax.nn.softmax(self.scores(position))
+        else:
+            targets = one_hot(fixed, self.classes)
+        return self.images(position), targets
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where a search begins: the first pixels, and what is taken for the labels.
+
+    `ordered` says that the attack replays local steps, so that it matters which label
+    is in which of them.
+    """
+
+    pixels: Initialization
+    labels: LabelStrategy
+    ordered: bool
+
+    def __call__(
+        self, key: Key, model: Model, observation: Observation
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+        """Returns pixels (examples, *shape), and fixed labels or first scores."""
+        shape = (observation.training.examples, *model.input_shape)
+        pixel_key, label_key = jax.random.split(key)
+        pixels = self.pixels(pixel_key, shape).astype(jnp.float32)
+        labels = self.labels(label_key, model, observation)
+        if labels is None:  # nothing is known of them
+            drawn = jax.random.fold_in(label_key, 1)
+            return pixels, None, jax.random.normal(drawn, (shape[0], model.classes))
+        if labels.ndim == 2:
+            return pixels, None, labels
+        if self.ordered and not getattr(self.labels, "ordered", False):
+            # Inferred counts don't say which step had which label: a search from
+            # their shares can end at any order, the true one included.
+            counts = jnp.sum(one_hot(labels, model.classes), axis=0) + _DOUBT
+            shares = jnp.log(counts / jnp.sum(counts))
+            return pixels, None, jnp.broadcast_to(shares, (shape[0], model.classes))
+        return pixels, labels, None
+
+
+def layout_of(start: Start, model: Model, observation: Observation) -> Layout:
+    """Returns the layout of one victim's unknowns; asks the parts, by their shapes."""
+    pixels, labels, _ = jax.eval_shape(
+        lambda key, seen: start(key, model, seen), jax.random.key(0), observation
+    )
+    return Layout(pixels.shape, model.classes, searches_labels=labels is None)
+
+
+def first_position(
+    start: Start, layout: Layout, key: Key, model: Model, observation: Observation
+) -> tuple[jax.Array, jax.Array]:
+    """Returns where the search starts, and the labels it takes for the true ones."""
+    pixels, labels, scores = start(key, model, observation)
+    if labels is not None:
+        return pixels.reshape(-1), labels
+    assert scores is not None  # one of the two always is
+    position = jnp.concatenate([pixels.reshape(-1), scores.reshape(-1)])
+    return position, jnp.zeros(layout.inputs[0], jnp.int32)
+
+
+def guessed_gradient(
+    model: Model,
+    observation: Observation,
+    replays: bool,
+    inputs: jax.Array,
+    targets: jax.Array,
+) -> PyTree:
+    """Returns what these inputs would have leaked, on the scale of a gradient."""
+    training = observation.training
+    if not replays:
+        # Without replay, L steps count as one gradient that was added L times.
+        gradient = jax.grad(model.loss)(
+            observation.params, inputs, targets, observation.buffers
+        )
+        return tree.scale(training.local_steps, gradient)
+    images, weights = (
+        leaf.reshape(training.local_steps, -1, *leaf.shape[1:])
+        for leaf in (inputs, targets)
+    )
+    rate = training.learning_rate
+    update = unrolled_update(model, observation.params, images, weights, rate)
+    return tree.scale(-1.0 / rate, update)
+
+
+def objective(
+    distance: Distance,
+    priors: tuple[Prior, ...],
+    layout: Layout,
+    model: Model,
+    observation: Observation,
+    replays: bool,
+    labels: jax.Array,
+) -> ValueAndGradient:
+    """Returns the function position -> (objective, its gradient).
+
+    Reverse over reverse: the two passes share the network's forward and backward
+    values, which a directional derivative along the residual computes twice.
+    """
+
+    def penalty(position: jax.Array) -> jax.Array:
+        images = layout.images(position)
+        return jnp.sum(jnp.stack([prior(images) for prior in priors]))
+
+    def total(position: jax.Array) -> jax.Array:
+        guess = guessed_gradient(
+            model, observation, replays, *layout.unpack(position, labels)
+        )
+        value = distance(guess, observation.gradient)
+        return value + penalty(position) if priors else value
+
+    return jax.value_and_grad(total)
+
+
+def pixel_box(layout: Layout) -> Callable[[jax.Array], jax.Array]:
+    """Returns the projection onto pixels in [0, 1]; scores are left alone."""
+    inside = np.arange(layout.size) < layout.pixels
+    return lambda position: jnp.where(inside, jnp.clip(position, 0.0, 1.0), position)

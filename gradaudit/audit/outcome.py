@@ -1,0 +1,188 @@
+"""The result of an attack: what was asked, what came out, and what it is worth."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from gradaudit import files
+from gradaudit.audit.scores import Score, Trace
+from gradaudit.report import figures, metrics, tables
+from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.spec import Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """One victim to look at: the truth, the iterates over time, what was handed in."""
+
+    victim: int
+    truth: NDArray[np.float32]  # (batch, *shape)
+    frames: dict[int, NDArray[np.float32]]  # iteration -> (batch, *shape)
+    final: NDArray[np.float32]
+    rmse: float
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackResult(Result):
+    """Everything of one attack; `spec` runs it again."""
+
+    spec: Spec
+    about: dict[str, Any]  # the run in plain words: type, method, defense, dataset ...
+    threat: dict[str, Any]
+    environment: dict[str, Any]
+    scores: list[Score]  # of the victims that were begun
+    traces: list[Trace]
+    draws: int  # of the network
+    missing: list[int]  # victims that were never begun
+    guess: metrics.Rate
+    timing: dict[str, float]
+    accounting: dict[str, Any] | None
+    limitations: list[str]
+    inputs: NDArray[np.float32]  # (victims, batch, *shape) as handed in
+    truth: NDArray[np.float32]  # (victims, batch, *shape)
+    pictures: list[Picture]
+    interrupted: bool = False
+
+    @property
+    def asked(self) -> int:
+        """How many victims were asked for: the denominator of every rate."""
+        return len(self.scores) + len(self.missing)
+
+    @property
+    def asr(self) -> metrics.Rate:
+        """Successes / victims asked for, attacker-selected, with its interval.
+
+        The interval counts the draws of the network; of victims that were never begun
+        it takes the worst and the best.
+        """
+        return self._rate([score.success for score in self.scores])
+
+    @property
+    def rmse(self) -> dict[str, float | None]:
+        """Mean, median and worst RMSE (clipped), attacker-selected."""
+        return _summary([s.rmse for s in self.scores])
+
+    def by_draw(self) -> list[dict[str, Any]]:
+        """Returns the successes of each draw of the network."""
+        rows = []
+        for draw in range(self.draws):
+            mine = [score for score in self.scores if score.draw == draw]
+            hits = sum(score.success for score in mine)
+            share = hits / len(mine) if mine else None
+            rows.append({"victims": len(mine), "successes": hits, "asr": share})
+        return rows
+
+    def _rate(self, hits: list[bool]) -> metrics.Rate:
+        drawn = [score.draw for score in self.scores]
+        groups = [np.asarray(drawn) == draw for draw in sorted(set(drawn))]
+        counts = [int(np.sum(np.asarray(hits)[group])) for group in groups]
+        sizes = [int(group.sum()) for group in groups]
+        rate = metrics.rate_over_draws(counts, sizes)
+        if not self.missing:
+            return rate
+        worst = metrics.rate(sum(counts), self.asked)
+        best = metrics.rate(sum(counts) + len(self.missing), self.asked)
+        return metrics.Rate(worst.value, worst.low, best.high, "missing victims")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns result.json; infinities become null."""
+        plain: dict[str, Any] = files.finite(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "spec": self.spec.plain(),
+                "about": self.about,
+                "threat": self.threat,
+                "environment": self.environment,
+                "status": "interrupted" if self.interrupted else "done",
+                "victims": {"asked": self.asked, "missing": self.missing},
+                "draws": self.by_draw(),
+                "metrics": self._metrics(),
+                "oracle": self._oracle(),
+                "ended": {
+                    name: sum(s.status == name for s in self.scores)
+                    for name in sorted({s.status for s in self.scores})
+                },
+                "timing": self.timing,
+                "accounting": self.accounting,
+                "limitations": self.limitations,
+            }
+        )
+        return plain
+
+    def _metrics(self) -> dict[str, Any]:
+        scores = self.scores
+        reached = [
+            s.iterations_to_success
+            for s in scores
+            if s.iterations_to_success is not None
+        ]
+        batch = self.truth.shape[1]
+        return {
+            "asr": {
+                **dataclasses.asdict(self.asr),
+                "threshold": self.about["success_rmse"],
+                "guess": self.guess.value,
+            },
+            "examples_rebuilt": sum(s.examples_rebuilt for s in scores)
+            / (self.asked * batch),
+            "rmse": self.rmse,
+            "rmse_raw": _summary([s.rmse_raw for s in scores]),
+            "psnr": _summary([s.psnr for s in scores]),
+            "ssim": _summary([s.ssim for s in scores if s.ssim is not None]),
+            "iterations": {
+                "median": statistics.median(reached) if reached else None,
+                "mean": statistics.fmean(reached) if reached else None,
+                "cap": self.about["iterations"],
+                "run_median": _summary([s.iterations for s in scores])["median"],
+            },
+            "evaluations": _summary([s.evaluations for s in scores]),
+            "label_accuracy": statistics.fmean(s.label_accuracy for s in scores),
+        }
+
+    def _oracle(self) -> dict[str, Any]:
+        threshold = self.about["success_rmse"]
+        rate = self._rate([s.oracle_rmse <= threshold for s in self.scores])
+        errors = _summary([s.oracle_rmse for s in self.scores])
+        return {"asr": dataclasses.asdict(rate), "rmse": errors}
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns trials.csv, a row for each victim that was begun."""
+        return {"trials.csv": [dataclasses.asdict(score) for score in self.scores]}
+
+    def arrays(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Returns reconstructions.npz."""
+        return {
+            "reconstructions.npz": {
+                "truth": self.truth,
+                "reconstruction": self.inputs,
+                "victim": np.asarray([s.victim for s in self.scores]),
+            }
+        }
+
+    def figures(self) -> dict[str, Callable[[], Any]]:
+        """Returns the pictures that make sense for this result."""
+        drawn: dict[str, Callable[[], Any]] = {}
+        if self.pictures and self.truth.ndim == 5 and self.truth.shape[-1] in (1, 3):
+            drawn["figures/victims.png"] = lambda: figures.reconstruction_grid(self)
+        if any(len(trace.rmse) > 1 for trace in self.traces):
+            drawn["figures/convergence.png"] = lambda: figures.convergence(self)
+        return drawn
+
+    def show(self) -> None:
+        """Prints the table that the command line prints."""
+        Console(highlight=False).print(tables.attack_table(self.to_dict()))
+
+
+def _summary(values: list[Any]) -> dict[str, float | None]:
+    if not values:
+        return {"mean": None, "median": None, "worst": None}
+    return {
+        "mean": statistics.fmean(values),
+        "median": statistics.median(values),
+        "worst": max(values),
+    }
