@@ -1,16 +1,16 @@
 """`gradaudit account`: epsilon by every method, and what is really guaranteed."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradaudit.cli.console import err, errors_in_words, print_json
-from gradaudit.errors import InputError, require
-from gradaudit.report import tables as tables
+from gradaudit.cli.console import err, errors_in_words, out, print_json
+from gradaudit.errors import InputError, require, unknown_name
 
 if TYPE_CHECKING:
     from gradaudit.federation.setting import Setting
-    from gradaudit.privacy import Account, Events, Privacy
+    from gradaudit.privacy import Events, Privacy
 
 
 EPILOG = """\
@@ -24,178 +24,185 @@ gradaudit account --schedule exponential:sigma0=15,sigma1=4.85 --q 0.01 --steps 
 gradaudit account --calibrate --target-epsilon 1 --q 0.01 --steps 10000
 
 gradaudit account --defense fed-cdp:clip=4,sigma=6 --dataset mnist
+
+gradaudit account --defense fed-cdp:scope=global --dataset cancer --batches poisson
 """
 
 
+def _option(panel: str, help: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=panel or None)
+
+
 _NOISE, _DEFENSE, _INVERSE = "The noise itself", "From a defense", "The other way round"
+_SETTING = "The setting (default: as published for the dataset)"
+
+
+Sigma = Annotated[float | None, _option(_NOISE, "Noise multiplier of every step.")]
+Rate = Annotated[float | None, _option(_NOISE, "Sampling rate of a step.", "--q")]
+Steps = Annotated[int | None, _option(_NOISE, "How many steps are composed.")]
+Schedule = Annotated[
+    str | None,
+    _option(
+        _NOISE, "Sigma per step: POLICY:sigma0=A,sigma1=B, or @FILE with a number each."
+    ),
+]
+Trace = Annotated[
+    str | None,
+    _option(_NOISE, "File with the sensitivity S of every step; with --noise-std."),
+]
+NoiseStd = Annotated[
+    float | None, _option(_NOISE, "Noise std that stays fixed while S changes.")
+]
+DefenseName = Annotated[
+    str | None, _option(_DEFENSE, "For example fed-cdp:clip=4,sigma=6.")
+]
+Tensors = Annotated[
+    int, _option(_DEFENSE, "Tensors of the model, each clipped on its own.")
+]
+SamplingName = Annotated[
+    str,
+    _option(
+        _DEFENSE,
+        "Rate of an example as the claim counts it: local (B / examples, the papers' "
+        "0.01) or global (times the share of clients).",
+    ),
+]
+Participations = Annotated[
+    int | None,
+    _option(_DEFENSE, "Rounds that a client really took part in, for the views."),
+]
+DatasetName = Annotated[str, _option(_SETTING, "Whose published setting is used.")]
+Rounds = Annotated[int | None, _option(_SETTING, "Rounds of the training.")]
+LocalSteps = Annotated[int | None, _option(_SETTING, "Local steps of a round.")]
+BatchSize = Annotated[int | None, _option(_SETTING, "Examples per local step.")]
+Examples = Annotated[int | None, _option(_SETTING, "Examples per client.")]
+Clients = Annotated[int | None, _option(_SETTING, "Clients in all.")]
+ClientsPerRound = Annotated[int | None, _option(_SETTING, "Clients per round.")]
+SelectionName = Annotated[
+    str | None, _option(_SETTING, "Clients of a round: fixed, poisson or active.")
+]
+BatchesName = Annotated[
+    str | None, _option(_SETTING, "Batches of a step: fixed or poisson.")
+]
+PartitionText = Annotated[
+    str | None,
+    _option(_SETTING, "Who holds what, for example iid or shards:classes=2."),
+]
+Copies = Annotated[
+    int | None,
+    _option(
+        _SETTING,
+        "Clients that hold one example (default: from the partition and the dataset).",
+    ),
+]
+TargetEpsilon = Annotated[
+    float | None, _option(_INVERSE, "A budget: at which step is it exhausted?")
+]
+Calibrate = Annotated[
+    bool, _option(_INVERSE, "Which sigma gives --target-epsilon?", "--calibrate")
+]
+TargetAccuracy = Annotated[
+    float | None, _option(_INVERSE, "Stop when --log reaches this accuracy.")
+]
+Log = Annotated[
+    str | None, _option(_INVERSE, "Training log, CSV with accuracy and round or step.")
+]
+Delta = Annotated[float, _option("", "Delta.")]
+Convention = Annotated[
+    str, _option("", "clean, or paper: their rounding and off-by-one.")
+]
+Plot = Annotated[str | None, _option("", "Write epsilon over steps to this file.")]
+AsJson = Annotated[bool, _option("", "Print JSON on stdout.", "--json")]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    """What every answer needs, however the noise was given."""
+
+    delta: float
+    convention: str
+    target: float | None
+    plot: str | None
+    as_json: bool
 
 
 def account(
-    sigma: Annotated[
-        float | None,
-        typer.Option(help="Noise multiplier of every step.", rich_help_panel=_NOISE),
-    ] = None,
-    q: Annotated[
-        float | None,
-        typer.Option("--q", help="Sampling rate of a step.", rich_help_panel=_NOISE),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="How many steps are composed.", rich_help_panel=_NOISE),
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            help="Sigma per step: POLICY:sigma0=A,sigma1=B, or @FILE with a number "
-            "per step.",
-            rich_help_panel=_NOISE,
-        ),
-    ] = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            help="File with the sensitivity S of every step; with --noise-std.",
-            rich_help_panel=_NOISE,
-        ),
-    ] = None,
-    noise_std: Annotated[
-        float | None,
-        typer.Option(
-            help="Noise std that stays fixed while S changes.", rich_help_panel=_NOISE
-        ),
-    ] = None,
-    defense: Annotated[
-        str | None,
-        typer.Option(
-            help="For example fed-cdp:clip=4,sigma=6.", rich_help_panel=_DEFENSE
-        ),
-    ] = None,
-    dataset: Annotated[
-        str,
-        typer.Option(help="Whose published setting is used.", rich_help_panel=_DEFENSE),
-    ] = "mnist",
-    rounds: Annotated[
-        int | None,
-        typer.Option(help="Rounds of the training.", rich_help_panel=_DEFENSE),
-    ] = None,
-    local_steps: Annotated[
-        int | None,
-        typer.Option(help="Local steps of a round.", rich_help_panel=_DEFENSE),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Examples per local step.", rich_help_panel=_DEFENSE),
-    ] = None,
-    examples: Annotated[
-        int | None, typer.Option(help="Examples per client.", rich_help_panel=_DEFENSE)
-    ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="Clients in all.", rich_help_panel=_DEFENSE)
-    ] = None,
-    clients_per_round: Annotated[
-        int | None, typer.Option(help="Clients per round.", rich_help_panel=_DEFENSE)
-    ] = None,
-    tensors: Annotated[
-        int,
-        typer.Option(
-            help="Tensors of the model, each clipped on its own.",
-            rich_help_panel=_DEFENSE,
-        ),
-    ] = 6,
-    sampling: Annotated[
-        str,
-        typer.Option(
-            help="Rate of an example: local (B / examples, the papers' 0.01) or "
-            "global (times the share of clients).",
-            rich_help_panel=_DEFENSE,
-        ),
-    ] = "local",
-    target_epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="A budget: at which step is it exhausted?", rich_help_panel=_INVERSE
-        ),
-    ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate",
-            help="Which sigma gives --target-epsilon?",
-            rich_help_panel=_INVERSE,
-        ),
-    ] = False,
-    target_accuracy: Annotated[
-        float | None,
-        typer.Option(
-            help="Stop when --log reaches this accuracy.", rich_help_panel=_INVERSE
-        ),
-    ] = None,
-    log: Annotated[
-        str | None,
-        typer.Option(
-            help="Training log, CSV with accuracy and round or step.",
-            rich_help_panel=_INVERSE,
-        ),
-    ] = None,
-    delta: Annotated[float, typer.Option(help="Delta.")] = 1e-5,
-    convention: Annotated[
-        str, typer.Option(help="clean, or paper: their rounding and off-by-one.")
-    ] = "clean",
-    plot: Annotated[
-        str | None, typer.Option(help="Write epsilon over steps to this file.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON on stdout.")
-    ] = False,
+    sigma: Sigma = None,
+    q: Rate = None,
+    steps: Steps = None,
+    schedule: Schedule = None,
+    trace: Trace = None,
+    noise_std: NoiseStd = None,
+    defense: DefenseName = None,
+    tensors: Tensors = 6,
+    sampling: SamplingName = "local",
+    participations: Participations = None,
+    dataset: DatasetName = "mnist",
+    rounds: Rounds = None,
+    local_steps: LocalSteps = None,
+    batch_size: BatchSize = None,
+    examples: Examples = None,
+    clients: Clients = None,
+    clients_per_round: ClientsPerRound = None,
+    selection: SelectionName = None,
+    batches: BatchesName = None,
+    partition: PartitionText = None,
+    copies: Copies = None,
+    target_epsilon: TargetEpsilon = None,
+    calibrate: Calibrate = False,
+    target_accuracy: TargetAccuracy = None,
+    log: Log = None,
+    delta: Delta = 1e-5,
+    convention: Convention = "clean",
+    plot: Plot = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the privacy spent: all methods side by side, and what holds."""
+    question = _Question(delta, convention, target_epsilon, plot, as_json)
     with errors_in_words():
         if calibrate:
-            _calibrate(target_epsilon, q, steps, delta, as_json)
+            _calibrate(question, q, steps)
             return
-        privacy = None
-        if defense is not None:
-            _refuse(sigma=sigma, q=q, steps=steps, schedule=schedule, trace=trace)
-            changes = {
-                "rounds": rounds,
-                "local_steps": local_steps,
-                "batch_size": batch_size,
-                "examples": examples,
-                "clients": clients,
-                "clients_per_round": clients_per_round,
-            }
-            setting = _setting(dataset, changes)
-            limit = _reached(log, target_accuracy)
-            if limit is not None:
-                setting = _setting(dataset, changes | {"rounds": limit})
-            privacy = _privacy(defense, setting, delta, tensors, sampling, convention)
-            events = privacy.events
-        else:
+        limit = _reached(log, target_accuracy)
+        if defense is None:
             events = _events(sigma, q, steps, schedule, noise_std, trace)
-            limit = _reached(log, target_accuracy)
-            events = events if limit is None else events.first(limit)
-        _answer(privacy, events, delta, convention, target_epsilon, plot, as_json)
+            _answer(question, None, events if limit is None else events.first(limit))
+            return
+        _refuse(sigma=sigma, q=q, steps=steps, schedule=schedule, trace=trace)
+        setting = _setting(
+            dataset,
+            rounds=rounds if limit is None else limit,
+            local_steps=local_steps,
+            batch_size=batch_size,
+            examples=examples,
+            clients=clients,
+            clients_per_round=clients_per_round,
+            selection=selection,
+            batches=batches,
+            partition=partition,
+        )
+        privacy = _privacy(
+            question, defense, setting, dataset, copies, tensors, sampling,
+            participations,
+        )  # fmt: skip
+        _answer(question, privacy, privacy.events)
 
 
 def _answer(
-    privacy: "Privacy | None",
-    events: "Events | None",
-    delta: float,
-    convention: str,
-    target: float | None,
-    plot: str | None,
-    as_json: bool,
+    question: _Question, privacy: "Privacy | None", events: "Events | None"
 ) -> None:
     from gradaudit import privacy as accounting
-    from gradaudit.privacy import statement
+    from gradaudit.privacy.calibrate import rounds_within
+    from gradaudit.privacy.statement import account_as_plain, privacy_as_plain
+    from gradaudit.report import tables
 
+    delta, convention, target = question.delta, question.convention, question.target
     if privacy is not None:
-        answers: Account | None = privacy.claimed
-        plain = statement.privacy_as_plain(privacy)
+        answers, plain = privacy.claimed, privacy_as_plain(privacy)
     else:
         answers = accounting.account(_finite(events), delta, convention=convention)
-        plain = statement.account_as_plain(answers) | {"guarantee": None}
-    stops = {}
+        plain = account_as_plain(answers) | {"guarantee": None}
+    stops: dict[str, accounting.Stop] = {}
     if target is not None:
         stops = {
             name: accounting.exhausted_at(
@@ -205,18 +212,25 @@ def _answer(
         }
         plain["target_epsilon"] = target
         plain["exhausted_at"] = {name: stop.step for name, stop in stops.items()}
-    if plot is not None:
+        if privacy is not None:
+            plain["rounds_within"] = rounds_within(target, privacy.plan, delta)
+    if question.plot is not None:
         from gradaudit.report.figures import plot_over_steps
 
-        plot_over_steps(plot, _finite(events), delta, convention, target)
-        err.print(f"wrote {plot}")
-    if as_json:
+        plot_over_steps(question.plot, _finite(events), delta, convention, target)
+        err.print(f"wrote {question.plot}")
+    if question.as_json:
         print_json(plain)
         return
     if answers is not None:
-        tables.print_methods(answers, stops, target)
+        out.print(tables.methods_table(answers, stops, target))
     if privacy is not None:
-        tables.print_privacy(privacy)
+        out.print(tables.privacy_table(privacy))
+        if target is not None:
+            within = plain["rounds_within"]
+            out.print(
+                f"rounds whose accounted epsilon stays within {target:g}: {within}"
+            )
 
 
 def _finite(events: "Events | None") -> "Events":
@@ -225,11 +239,11 @@ def _finite(events: "Events | None") -> "Events":
     return events
 
 
-def _calibrate(
-    target: float | None, q: float | None, steps: int | None, delta: float, plain: bool
-) -> None:
+def _calibrate(question: _Question, q: float | None, steps: int | None) -> None:
     from gradaudit import privacy as accounting
+    from gradaudit.report import tables
 
+    target, delta = question.target, question.delta
     if target is None or q is None or steps is None:
         raise InputError("--calibrate needs --target-epsilon, --q and --steps")
     found: dict[str, float | str] = {}
@@ -240,17 +254,17 @@ def _calibrate(
             if "never goes below" not in str(error):
                 raise
             found[name] = str(error)
-    if plain:
-        sigmas = {
-            name: value if isinstance(value, float) else None
-            for name, value in found.items()
-        }
-        print_json(
-            {"target_epsilon": target, "q": q, "steps": steps, "delta": delta}
-            | {"sigma": sigmas}
-        )
+    if not question.as_json:
+        out.print(tables.sigmas_table(found, target, q, steps, delta))
         return
-    tables.print_sigmas(found, target, q, steps, delta)
+    sigmas = {
+        name: value if isinstance(value, float) else None
+        for name, value in found.items()
+    }
+    print_json(
+        {"target_epsilon": target, "q": q, "steps": steps, "delta": delta}
+        | {"sigma": sigmas}
+    )
 
 
 def _events(
@@ -313,46 +327,66 @@ def _numbers(path: str) -> tuple[float, ...]:
 
 
 def _reached(log: str | None, accuracy: float | None) -> int | None:
-    from gradaudit.privacy.calibrate import first_reaching, read_log
-
     if log is None and accuracy is None:
         return None
     if log is None or accuracy is None:
         raise InputError("--log and --target-accuracy belong together")
+    from gradaudit.privacy.calibrate import first_reaching, read_log
+
     return first_reaching(read_log(log), accuracy)
 
 
-def _setting(dataset: str, changes: dict[str, Any]) -> "Setting":
-    import dataclasses
+def _setting(dataset: str, **changes: Any) -> "Setting":
+    """Returns the published setting with what the command line changes."""
+    from gradaudit.data.partition import parse_partition
+    from gradaudit.federation.setting import Batches, Selection, paper_setting
 
-    from gradaudit.federation.setting import paper_setting
-
-    given = {name: value for name, value in changes.items() if value is not None}
+    read = {
+        "selection": lambda text: _member("selection", text, Selection),
+        "batches": lambda text: _member("batches", text, Batches),
+        "partition": parse_partition,
+    }
+    given = {
+        name: read[name](value) if name in read else value
+        for name, value in changes.items()
+        if value is not None
+    }
     return dataclasses.replace(paper_setting(dataset), **given)
 
 
+def _member(kind: str, text: str, words: Any) -> Any:
+    """Returns the member of an enum that a word of the command line means."""
+    known = {member.value: member for member in words}
+    if text not in known:
+        raise unknown_name(kind, text, known)
+    return known[text]
+
+
 def _privacy(
-    text: str,
+    question: _Question,
+    defense: str,
     setting: "Setting",
-    delta: float,
+    dataset: str,
+    copies: int | None,
     tensors: int,
     sampling: str,
-    convention: str,
+    participations: int | None,
 ) -> "Privacy":
     from gradaudit import privacy as accounting
+    from gradaudit.data.catalogue import CATALOGUE
     from gradaudit.defenses.parsing import parse
-    from gradaudit.errors import unknown_name
 
-    known = {member.value: member for member in accounting.Sampling}
-    if sampling not in known:
-        raise unknown_name("sampling", sampling, known)
+    known = CATALOGUE.get(dataset)
     return accounting.epsilon(
-        parse(text),
+        parse(defense),
         setting,
-        delta=delta,
+        delta=question.delta,
         tensors=tensors,
-        sampling=known[sampling],
-        convention=convention,
+        sampling=_member("sampling", sampling, accounting.Sampling),
+        convention=question.convention,
+        copies=copies,
+        class_sizes=known.class_sizes("train") if known else (),
+        participations=participations,
     )
 
 

@@ -137,9 +137,8 @@ def _partition_as_plain(partition: Partition | None) -> Plain | None:
         return None
     kind = type(partition)
     names = {scheme: name for name, scheme in PARTITIONS.items()}
-    numbers: Plain = {}
-    if dataclasses.is_dataclass(partition) and not isinstance(partition, type):
-        numbers = dataclasses.asdict(partition)
+    parts = vars(partition).items()
+    numbers = {n: v for n, v in parts if isinstance(v, int | float | str)}
     return {"scheme": names.get(kind, kind.__qualname__), **numbers}
 
 

@@ -1,14 +1,12 @@
-"""Privacy accounting: five published methods, the tight truth, what is guaranteed."""
+"""Privacy accounting: what a plan claims, the tight truth, what is guaranteed."""
 
-from gradaudit.privacy.account import (
-    CONVENTIONS,
-    METHODS,
-    Account,
-    Spent,
-    account,
-    spend,
+from gradaudit.privacy.calibrate import (
+    Stop,
+    affordable_rounds,
+    calibrate,
+    exhausted_at,
+    first_reaching,
 )
-from gradaudit.privacy.calibrate import Stop, calibrate, exhausted_at, first_reaching
 from gradaudit.privacy.events import (
     Events,
     Unit,
@@ -16,9 +14,17 @@ from gradaudit.privacy.events import (
     gaussian,
     pure,
 )
-from gradaudit.privacy.guarantee import Guarantee
-from gradaudit.privacy.plan import Sampling
-from gradaudit.privacy.statement import Privacy, View, epsilon
+from gradaudit.privacy.guarantee import Guarantee, View
+from gradaudit.privacy.methods import (
+    CONVENTIONS,
+    METHODS,
+    Account,
+    Spent,
+    account,
+    spend,
+)
+from gradaudit.privacy.plan import PrivacyPlan, Sampling, copies_in
+from gradaudit.privacy.statement import Privacy, epsilon, privacy_of
 
 __all__ = [
     "CONVENTIONS",
@@ -27,18 +33,22 @@ __all__ = [
     "Events",
     "Guarantee",
     "Privacy",
+    "PrivacyPlan",
     "Sampling",
     "Spent",
     "Stop",
     "Unit",
     "View",
     "account",
+    "affordable_rounds",
     "calibrate",
+    "copies_in",
     "epsilon",
     "exhausted_at",
     "first_reaching",
     "from_sensitivity_trace",
     "gaussian",
+    "privacy_of",
     "pure",
     "spend",
 ]

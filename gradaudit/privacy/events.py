@@ -3,7 +3,8 @@
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,23 +26,22 @@ class Unit(enum.Enum):
     EXAMPLE = "example"
     CLIENT = "client"
 
-    @property
-    def relation(self) -> str:
-        """Returns the neighbouring relation in words."""
-        return f"add or remove one {self.value}"
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Events:
     """A sequence of noisy releases, as runs of equal steps.
 
     `noise` is the noise multiplier sigma of a Gaussian release, or the epsilon of a
-    `pure` one. Each step takes part with probability `rate` (Poisson sampling).
+    `pure` one, relative to the change that neighbours make. A unit takes part in a
+    step with probability `rate`: on its own coin (Poisson; neighbours differ by adding
+    or removing it), or, where `fixed`, in a draw of a fixed size without replacement
+    (neighbours differ by replacing it).
     """
 
     noise: FloatArray  # (runs,)
     rate: FloatArray  # (runs,)
     pure: BoolArray  # (runs,)
+    fixed: BoolArray  # (runs,)
     count: IntArray  # (runs,) how many steps in a row
 
     @property
@@ -77,30 +77,46 @@ class Events:
 
     def merged(self) -> "Events":
         """Returns equal steps as one run each, sorted: the order carries no privacy."""
-        table = np.stack([self.noise, self.rate, self.pure.astype(float)], axis=1)
-        rows, index = np.unique(table, axis=0, return_inverse=True)
+        kinds = [self.noise, self.rate, self.pure, self.fixed]
+        rows, index = np.unique(np.stack(kinds, 1), axis=0, return_inverse=True)
         count = np.bincount(index, weights=self.count).astype(np.int64)
-        return Events(rows[:, 0], rows[:, 1], rows[:, 2].astype(bool), count)
+        pure, fixed = rows[:, 2].astype(bool), rows[:, 3].astype(bool)
+        return Events(rows[:, 0], rows[:, 1], pure, fixed, count)
+
+    def relation(self, unit: Unit) -> str:
+        """Returns the neighbouring relation in words."""
+        if not self.fixed.any():
+            return f"add or remove one {unit.value}"
+        return f"replace one {unit.value}"
 
     def __add__(self, other: "Events") -> "Events":
         """Returns these events followed by the other's."""
-        return Events(
-            np.concatenate([self.noise, other.noise]),
-            np.concatenate([self.rate, other.rate]),
-            np.concatenate([self.pure, other.pure]),
-            np.concatenate([self.count, other.count]),
-        )
+        return _joined([self, other], np.concatenate)
 
     def _only(self, kept: BoolArray) -> "Events":
-        return Events(
-            self.noise[kept], self.rate[kept], self.pure[kept], self.count[kept]
-        )
+        return _joined([self], lambda columns: columns[0][kept])
+
+
+def in_turn(parts: Sequence[Events]) -> Events:
+    """Returns a run of each sequence in turn: all of them in the order of time."""
+    require(
+        len({len(part.count) for part in parts}) == 1,
+        "only sequences with as many runs each can be taken in turn",
+    )
+    return _joined(parts, lambda columns: np.stack(columns, axis=1).ravel())
+
+
+def _joined(parts: Sequence[Events], join: Callable[[list[Any]], Any]) -> Events:
+    names = [field.name for field in dataclasses.fields(Events)]
+    return Events(*(join([getattr(part, name) for part in parts]) for name in names))
 
 
 def gaussian(
     sigma: float | Sequence[float] | FloatArray,
     q: float | Sequence[float] | FloatArray,
     steps: int | None = None,
+    *,
+    fixed: bool = False,
 ) -> Events:
     """Returns Gaussian releases with noise multiplier sigma and sampling rate q.
 
@@ -108,17 +124,21 @@ def gaussian(
       sigma: one number for all steps, or one per step.
       q: one number for all steps, or one per step.
       steps: how many; may be left out when sigma or q has one value per step.
+      fixed: drawn in a fixed size without replacement, not on independent coins;
+        sigma is then relative to what replacing one unit changes.
     """
-    return _events("sigma", sigma, q, steps, pure=False)
+    return _events("sigma", sigma, q, steps, pure=False, fixed=fixed)
 
 
 def pure(
     epsilon: float | Sequence[float] | FloatArray,
     q: float | Sequence[float] | FloatArray,
     steps: int | None = None,
+    *,
+    fixed: bool = False,
 ) -> Events:
     """Returns releases that are epsilon-DP each (Laplace, LDP randomizers)."""
-    return _events("epsilon", epsilon, q, steps, pure=True)
+    return _events("epsilon", epsilon, q, steps, pure=True, fixed=fixed)
 
 
 def from_sensitivity_trace(
@@ -153,6 +173,7 @@ def _events(
     steps: int | None,
     *,
     pure: bool,
+    fixed: bool,
 ) -> Events:
     noises, rates = np.atleast_1d(np.asarray(noise, float), np.asarray(q, float))
     runs = max(len(noises), len(rates))
@@ -170,6 +191,7 @@ def _events(
         np.broadcast_to(noises, (runs,)).copy(),
         np.broadcast_to(rates, (runs,)).copy(),
         np.full(runs, pure),
+        np.broadcast_to(fixed & (rates < 1), (runs,)).copy(),
         np.full(runs, steps // runs, np.int64),
     )
 

@@ -1,17 +1,19 @@
 """The composition methods. A method is what a step costs, and what the costs sum to.
 
 Papers: base, advanced, optimal composition, zCDP and the moments accountant as in
-Wei & Liu 2022, section III.B; the Renyi accountant with the improved conversion of
-Canonne, Kamath & Steinke 2020, Proposition 12.
+Wei & Liu 2022, section III.B, which dp-accounting does not have as printed; the Renyi
+accountant with the improved conversion of Canonne, Kamath & Steinke 2020, Proposition
+12, which it has for one sum at a time, not for the sums after every step.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from gradaudit.privacy.events import Events, FloatArray
+from gradaudit.errors import require, unknown_name
+from gradaudit.privacy.events import Events, FloatArray, Unit, check_delta
 from gradaudit.privacy.loss import LossDistribution
 from gradaudit.privacy.renyi import (
     CLASSIC_ORDERS,
@@ -28,13 +30,19 @@ class Additive:
 
     `costs(events, delta)` is (runs, k), `convert(sums, delta)` maps (..., k) to
     epsilon. `delta_per_step` says that delta is that of each Gaussian release, so
-    that the composition spends more of it.
+    that the composition spends more of it. `needs_coins` says that the cost is that of
+    Poisson draws only.
     """
 
     costs: Callable[[Events, float], FloatArray]
     convert: Callable[[FloatArray, float], FloatArray]
     delta_per_step: bool = False
     delta_slack: bool = False
+    needs_coins: bool = False
+
+    def holds_for(self, events: Events) -> bool:
+        """Returns whether the method bounds draws of this kind."""
+        return not (self.needs_coins and bool(events.fixed.any()))
 
     def epsilon(self, events: Events, delta: float) -> float:
         """Returns epsilon after all steps."""
@@ -158,13 +166,17 @@ ADVANCED_AS_PRINTED = Additive(
 OPTIMAL = Additive(_divergence_costs, _optimal, delta_per_step=True, delta_slack=True)
 
 
-ZCDP = Additive(_zcdp_costs, _zcdp)
+ZCDP = Additive(_zcdp_costs, _zcdp, needs_coins=True)
 
 
-MOMENTS = Additive(lambda events, _: classic_curves(events), _classic_conversion)
+MOMENTS = Additive(
+    lambda events, _: classic_curves(events), _classic_conversion, needs_coins=True
+)
 
 
-RENYI = Additive(lambda events, _: dense_curves(events), _improved_conversion)
+RENYI = Additive(
+    lambda events, _: dense_curves(events), _improved_conversion, needs_coins=True
+)
 
 
 Method = Additive | LossDistribution
@@ -211,3 +223,127 @@ def _rounded(events: Events, delta: float) -> Events:
     return dataclasses.replace(
         events, noise=np.full_like(events.noise, scale / epsilon)
     )
+
+
+_GRID = 5e-3  # how far the tight value may lie above the exact one
+
+
+METHODS: Mapping[str, Method] = {
+    "base": BASE,
+    "advanced": ADVANCED,
+    "optimal": OPTIMAL,
+    "zcdp": ZCDP,
+    "moments": MOMENTS,
+    "rdp": RENYI,
+    "pld": LossDistribution(),
+}
+
+
+CONVENTIONS: Mapping[str, Callable[[Method, Events, float], Question]] = {
+    "clean": clean,
+    "paper": as_published,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spent:
+    """One method's answer: epsilon, and the delta that goes with it.
+
+    `reason` says why epsilon is infinite, if it is.
+    """
+
+    epsilon: float
+    delta: float
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """The answers of the methods, and what the question was."""
+
+    methods: Mapping[str, Spent]
+    delta: float
+    steps: int
+    unit: Unit
+    relation: str  # what neighbours differ by, in words
+    convention: str
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Returns which answers lie below the tight one, so that they are no bound."""
+        tight = self.methods["pld"].epsilon
+        return tuple(
+            f"{name} lies below the tight value here"
+            + (
+                f", at its larger delta = {spent.delta:.3g}."
+                if spent.delta > self.delta
+                else ": it is not a bound for these steps."
+            )
+            for name, spent in self.methods.items()
+            if math.isfinite(tight) and spent.epsilon < tight * (1 - _GRID)
+        )
+
+    def __getitem__(self, method: str) -> float:
+        """Returns one method's epsilon."""
+        return self.methods[find_method(method, self.methods)].epsilon
+
+
+def find_method(name: str, known: Mapping[str, object] = METHODS) -> str:
+    """Returns the name if it is in the table, else raises in words."""
+    if name not in known:
+        raise unknown_name("accounting method", name, known)
+    return name
+
+
+def ask(name: str, events: Events, delta: float, convention: str = "clean") -> Question:
+    """Returns the method and the events under a convention."""
+    if convention not in CONVENTIONS:
+        raise unknown_name("convention", convention, CONVENTIONS)
+    check_delta(delta)
+    return CONVENTIONS[convention](METHODS[find_method(name)], events, delta)
+
+
+def spend(name: str, events: Events, delta: float, convention: str = "clean") -> Spent:
+    """Returns one method's answer."""
+    require(
+        METHODS[find_method(name)].holds_for(events),
+        f"{name} does not bound draws of a fixed size; ask pld",
+    )
+    method, asked = ask(name, events, delta, convention)
+    epsilon = method.epsilon(asked, delta)
+    reason = "" if math.isfinite(epsilon) else _why_infinite(events)
+    return Spent(epsilon, method.spent_delta(events, delta), reason)
+
+
+def account(
+    events: Events,
+    delta: float = 1e-5,
+    *,
+    unit: Unit = Unit.EXAMPLE,
+    convention: str = "clean",
+) -> Account:
+    """Returns the epsilon of every method that bounds these events.
+
+    Args:
+      events: what is released; see `gaussian` and `pure`.
+      delta: the probability that the guarantee may fail.
+      unit: whose presence is hidden; it is only passed on to the answer.
+      convention: "clean", or "paper" for the papers' rounding and off-by-one.
+    """
+    answers = {
+        name: spend(name, events, delta, convention)
+        for name, method in METHODS.items()
+        if method.holds_for(events)
+    }
+    relation = events.relation(unit)
+    return Account(answers, delta, events.steps, unit, relation, convention)
+
+
+def _why_infinite(events: Events) -> str:
+    weakest = float(events.noise[~events.pure].min(initial=math.inf))
+    if not math.isfinite(weakest):
+        return (
+            f"epsilon = {float(events.noise.max()):.3g} per step is so large that this "
+            "bound overflows"
+        )
+    return f"sigma = {weakest:.3g} is so small that this bound overflows"

@@ -1,32 +1,309 @@
-"""From a defense's mechanisms to events: what is claimed, and what is released.
+"""The plan: a defense in a setting. What is sampled is what is accounted.
 
-Per example, a setting of N clients with K per round, L local steps and batches of
-B out of the n examples of a client releases rounds * L times; per client it releases
-once per round, with K / N of the clients.
+Per example, a client releases L times in a round, from batches of B out of its n
+examples; every client that holds the example and takes part releases it as well. Per
+client there is one release per round, from the K clients out of N.
 """
 
+import dataclasses
 import enum
 import math
+from collections.abc import Sequence
+from typing import Protocol, Self
 
 import numpy as np
+from scipy import stats
 
-from gradaudit.errors import InputError
-from gradaudit.federation.setting import Setting
+from gradaudit.data.partition import Indices, shared_copies
+from gradaudit.errors import require
+from gradaudit.federation.setting import Batches, Selection, Setting
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
-from gradaudit.privacy.events import Events, FloatArray, Unit, gaussian, pure
+from gradaudit.privacy.events import (
+    Events,
+    FloatArray,
+    IntArray,
+    Unit,
+    gaussian,
+    in_turn,
+    pure,
+)
+
+TENSORS = 6  # two convolutions and a dense layer, weights and biases
+
+
+_NEGLIGIBLE = 1e-12  # chance that more holders than counted take part, far below delta
+
+
+HIGH = 0.95  # of the clients take part at most as often as the one that is shown
 
 
 class Sampling(enum.Enum):
-    """How the sampling rate of an example is counted.
+    """How a claim counts the sampling rate of an example.
 
     LOCAL: B / n, the papers' 0.01: the client's own draw, whoever knows that the
     client takes part. GLOBAL: B * K / (N * n), which also counts the draw of clients
-    as if it were made anew, and in secret, for every local step (Wei et al. 2021,
-    section V).
+    (Wei et al. 2021, section V). A client that is drawn stays for all local steps and
+    brings all of its examples, so that draw hides no single one: what is accounted for
+    a run is LOCAL.
     """
 
     LOCAL = "local"
     GLOBAL = "global"
+
+
+class Claims(Protocol):
+    """What accounting reads of a defense."""
+
+    @property
+    def name(self) -> str:
+        """Returns its name."""
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """Returns what it releases."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """How one unit comes to take part in a release.
+
+    `fixed`: one of a fixed number, drawn without replacement; else on its own coin.
+    """
+
+    rate: float
+    fixed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+    """A defense in a setting: all that accounting reads.
+
+    `copies` is how many clients hold one example at most, None where nobody knows;
+    `participations` the most rounds that a client really took part in, None before
+    there is a run; `tensors` how many the model has, since some clips are per tensor.
+    """
+
+    defense: Claims
+    setting: Setting
+    copies: int | None = None
+    tensors: int = TENSORS
+    sampling: Sampling = Sampling.LOCAL
+    participations: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.tensors >= 1, f"tensors must be at least 1, got {self.tensors}")
+        require(
+            self.copies is None or 1 <= self.copies <= self.setting.clients,
+            f"copies must lie in 1..{self.setting.clients} (clients), "
+            f"got {self.copies}",
+        )
+        require(
+            self.participations is None
+            or 0 <= self.participations <= self.setting.rounds,
+            f"participations must lie in 0..{self.setting.rounds} (rounds), "
+            f"got {self.participations}",
+        )
+
+    @classmethod
+    def of(
+        cls,
+        defense: Claims,
+        setting: Setting,
+        *,
+        class_sizes: Sequence[int] = (),
+        held: Indices | None = None,
+        tensors: int = TENSORS,
+        participations: int | None = None,
+    ) -> Self:
+        """Returns the plan with the copies that the data says; see `copies_in`."""
+        return cls(
+            defense,
+            setting,
+            copies=copies_in(setting, class_sizes, held),
+            tensors=tensors,
+            participations=participations,
+        )
+
+    @property
+    def unit(self) -> Unit:
+        """Whose presence the defense hides: an example's if any noise is for it."""
+        units = [unit_of(mechanism) for mechanism in self.defense.mechanisms]
+        return Unit.CLIENT if units and Unit.EXAMPLE not in units else Unit.EXAMPLE
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The defense's mechanisms that hide the unit."""
+        found = self.defense.mechanisms
+        return tuple(each for each in found if unit_of(each) is self.unit)
+
+    @property
+    def steps(self) -> int:
+        """Releases of one unit through one client that always takes part."""
+        local = self.setting.local_steps if self.unit is Unit.EXAMPLE else 1
+        return self.setting.rounds * local
+
+    @property
+    def holders(self) -> int:
+        """How many clients that hold one example can take part in one round."""
+        if self.unit is Unit.CLIENT or self.copies is None:
+            return 1
+        most = self.setting.clients_per_round
+        if self.setting.selection is Selection.POISSON:
+            unlikely = _NEGLIGIBLE / self.setting.rounds
+            most = int(stats.binom.isf(unlikely, self.copies, self._clients))
+        return max(1, min(self.copies, most))
+
+    @property
+    def claimed_draw(self) -> Draw:
+        """How the papers count a unit's draw, however it is made."""
+        if self.unit is Unit.CLIENT:
+            return Draw(self._clients)
+        whole = self.sampling is Sampling.GLOBAL
+        return Draw(self._examples * (self._clients if whole else 1.0))
+
+    @property
+    def draw(self) -> Draw:
+        """How a unit is drawn in this run, by a reader who sees which clients are."""
+        setting = self.setting
+        if self.unit is Unit.EXAMPLE:
+            fixed = setting.batches is Batches.FIXED
+            return Draw(self._examples, fixed and self._examples < 1)
+        if setting.selection is Selection.ACTIVE:
+            return Draw(1.0)
+        fixed = setting.selection is Selection.FIXED
+        return Draw(self._clients, fixed and self._clients < 1)
+
+    def claimed(self) -> Events | None:
+        """Returns the events as the papers count them; None if something is exact."""
+        noises = [stated_noise(m, self.setting.rounds) for m in self.mechanisms]
+        return self._events(noises, self.claimed_draw)
+
+    def shared(self) -> Events | None:
+        """Returns the claim's events, from every holder that can take part."""
+        noises = [stated_noise(m, self.setting.rounds) for m in self.mechanisms]
+        events = self._events(noises, Draw(self.draw.rate))
+        return None if events is None else events.repeated(self.holders)
+
+    def accounted(self) -> Events | None:
+        """Returns the events of this run, with the noise taken at its word."""
+        noises = [stated_noise(m, self.setting.rounds) for m in self.mechanisms]
+        events = self._events(noises, self.draw)
+        return None if events is None else events.repeated(self.holders)
+
+    def effective(self) -> Events | None:
+        """Returns the events of this run, relative to what a unit really changes."""
+        events = self._events(self._effective_noises(), self.draw)
+        return None if events is None else events.repeated(self.holders)
+
+    def has_noise(self) -> bool:
+        """Returns whether some noise scale holds for every batch in every round."""
+        moving = any(mechanism.data_dependent for mechanism in self.mechanisms)
+        return not moving and all(map(is_noise, self._effective_noises()))
+
+    def usual_participations(self) -> int:
+        """Returns the rounds that a client takes part in, as expected (rounded up)."""
+        if self.participations is not None:
+            return self.participations
+        return math.ceil(self.setting.rounds * self._part - 1e-9)
+
+    def high_participations(self) -> int:
+        """Returns the rounds that 95 % of the clients don't exceed."""
+        if self.participations is not None:
+            return self.participations
+        quantile = stats.binom.ppf(HIGH, self.setting.rounds, self._part)
+        return max(int(quantile), self.usual_participations())
+
+    def seen(self, leakage: int, rounds: int, *, high: bool = False) -> Events | None:
+        """Returns the events that a reader of one client sees of one unit.
+
+        The reader knows in which `rounds` the client takes part: those with the least
+        noise. A reader of updates (types 0 and 1) does not know which examples were
+        drawn; a reader of examples (type 2) sees each use, as often as expected or,
+        if `high`, as 95 % of the examples are not exceeded. None if nothing is seen.
+        """
+        if self.unit is Unit.CLIENT:
+            counts, draw = np.ones(rounds, np.int64), Draw(1.0)
+        elif leakage == 2:
+            counts, draw = _spread(self._uses(rounds, high), rounds), Draw(1.0)
+        else:
+            counts, draw = np.full(rounds, self.setting.local_steps), self.draw
+        noises = [self._weakest_first(m, n)[:rounds] for m, n in self._combined()]
+        if not rounds or not counts.any():
+            return None
+        parts = [
+            dataclasses.replace(events_of(m, noise, draw), count=counts)
+            for (m, _), noise in zip(self._combined(), noises, strict=True)
+        ]
+        return in_turn(parts).first(int(counts.sum()) * len(parts))
+
+    @property
+    def _clients(self) -> float:
+        return self.setting.clients_per_round / self.setting.clients
+
+    @property
+    def _examples(self) -> float:
+        return self.setting.batch_size / self.setting.examples
+
+    @property
+    def _part(self) -> float:
+        """The share of the rounds that a reader must expect a client in."""
+        active = self.setting.selection is Selection.ACTIVE
+        return 1.0 if active else self._clients
+
+    def _uses(self, rounds: int, high: bool) -> int:
+        drawn = rounds * self.setting.local_steps
+        usual = math.ceil(drawn * self._examples - 1e-9)
+        quantile = stats.binom.ppf(HIGH, drawn, self._examples)
+        return max(usual, int(quantile)) if high else usual
+
+    def _effective_noises(self) -> list[FloatArray]:
+        rounds = self.setting.rounds
+        return [effective_noise(m, rounds, self.tensors) for m in self.mechanisms]
+
+    def _combined(self) -> list[tuple[Mechanism, FloatArray]]:
+        return combined(self.mechanisms, self._effective_noises())
+
+    def _weakest_first(self, mechanism: Mechanism, noise: FloatArray) -> FloatArray:
+        order = np.argsort(-noise if is_pure(mechanism) else noise)
+        return noise[order]
+
+    def _events(self, noises: list[FloatArray], draw: Draw) -> Events | None:
+        """Returns the events of all rounds in the order of time; None if exact."""
+        mechanisms = self.mechanisms
+        bounded = all(mechanism.clip(0) is not None for mechanism in mechanisms)
+        if not mechanisms or not bounded or not all(map(is_noise, noises)):
+            return None
+        local = self.setting.local_steps if self.unit is Unit.EXAMPLE else 1
+        parts = combined(mechanisms, noises)
+        return in_turn([events_of(m, n, draw) for m, n in parts]).repeated(local)
+
+
+def copies_in(
+    setting: Setting, class_sizes: Sequence[int] = (), held: Indices | None = None
+) -> int | None:
+    """Returns how many clients hold one example at most; None if nobody knows.
+
+    Args:
+      setting: its partition says who holds what.
+      class_sizes: how many examples each class of the data has, where that is known.
+      held: who really holds what, (clients, examples), where there is a run.
+    """
+    if held is not None:
+        return shared_copies(held)
+    if setting.clients == 1:
+        return 1
+    if setting.partition is None:
+        return None
+    clients, examples = setting.clients, setting.examples
+    if class_sizes:
+        size = sum(class_sizes)
+        return setting.partition.copies(size, clients, examples, class_sizes)
+    # Without the data's size, only what holds from the smallest data to the largest.
+    least, most = (
+        setting.partition.copies(size, clients, examples, (size,))
+        for size in (clients * examples, examples)
+    )
+    return most if least == most else None
 
 
 def unit_of(mechanism: Mechanism) -> Unit:
@@ -35,16 +312,7 @@ def unit_of(mechanism: Mechanism) -> Unit:
     return Unit.EXAMPLE if per_example else Unit.CLIENT
 
 
-def rate_of(unit: Unit, setting: Setting, sampling: Sampling) -> float:
-    """Returns the probability that a unit takes part in a step."""
-    clients = setting.clients_per_round / setting.clients
-    if unit is Unit.CLIENT:
-        return clients
-    local = setting.batch_size / setting.examples
-    return local if sampling is Sampling.LOCAL else local * clients
-
-
-def claimed_noise(mechanism: Mechanism, rounds: int) -> FloatArray:
+def stated_noise(mechanism: Mechanism, rounds: int) -> FloatArray:
     """Returns sigma_t (or epsilon_t) as the mechanism states it, (rounds,)."""
     return np.asarray([mechanism.multiplier(t) for t in range(rounds)], float)
 
@@ -64,7 +332,7 @@ def effective_noise(mechanism: Mechanism, rounds: int, tensors: int) -> FloatArr
         ratios.append(mechanism.sensitivity(t) / bound)
     with np.errstate(divide="ignore"):
         scale = np.asarray(ratios) ** (-1 if is_pure(mechanism) else 1)
-    effective: FloatArray = claimed_noise(mechanism, rounds) * scale
+    effective: FloatArray = stated_noise(mechanism, rounds) * scale
     return effective
 
 
@@ -78,54 +346,34 @@ def is_noise(noise: FloatArray) -> bool:
     return bool(np.all(np.isfinite(noise) & (noise > 0)))
 
 
-def events_of(mechanism: Mechanism, noise: FloatArray, rate: float) -> Events:
-    """Returns one event per entry of `noise`."""
-    return pure(noise, rate) if is_pure(mechanism) else gaussian(noise, rate)
+def events_of(mechanism: Mechanism, noise: FloatArray, draw: Draw) -> Events:
+    """Returns one event per entry of `noise`.
 
-
-def in_training(
-    mechanism: Mechanism, noise: FloatArray, setting: Setting, rate: float
-) -> Events:
-    """Returns the events of the whole training, as the papers count them."""
-    steps = setting.local_steps if unit_of(mechanism) is Unit.EXAMPLE else 1
-    return events_of(mechanism, noise, rate).repeated(steps)
-
-
-def in_view(
-    mechanism: Mechanism, noise: FloatArray, setting: Setting, leakage: int
-) -> Events:
-    """Returns the events that a reader of one client sees of one unit.
-
-    The reader knows in which rounds the client takes part: as many as expected, and
-    those with the least noise. A reader of updates (types 0 and 1) does not know which
-    examples were drawn; a reader of examples (type 2) sees each of them.
+    A draw of a fixed size is accounted for replacing one unit by another, which
+    changes the release by twice what one unit contributes. A randomizer's epsilon is
+    that of replacing already.
     """
-    share = setting.clients_per_round / setting.clients
-    rounds = math.ceil(setting.rounds * share - 1e-9)
-    least = np.argsort(-noise if is_pure(mechanism) else noise)[:rounds]
-    if unit_of(mechanism) is Unit.CLIENT:
-        return events_of(mechanism, noise[least], 1.0)
-    drawn = setting.batch_size / setting.examples
-    if leakage == 2:
-        uses = math.ceil(setting.local_steps * drawn - 1e-9)
-        return events_of(mechanism, noise[least], 1.0).repeated(uses)
-    return events_of(mechanism, noise[least], drawn).repeated(setting.local_steps)
+    doubled = draw.fixed and mechanism.kind is not NoiseKind.RANDOMIZER
+    factor = 2.0 if doubled else 1.0
+    if is_pure(mechanism):
+        return pure(noise * factor, draw.rate, fixed=draw.fixed)
+    return gaussian(noise / factor, draw.rate, fixed=draw.fixed)
 
 
 def combined(
     mechanisms: tuple[Mechanism, ...], noises: list[FloatArray]
 ) -> list[tuple[Mechanism, FloatArray]]:
-    """Returns releases on the same draw of units as one, of the same kind each.
+    """Returns the releases about one unit as one, of the same kind each.
 
     Gaussian multipliers add as 1 / sigma^2 and pure epsilons add. (Counting them as
     separately sampled would be too optimistic: the draw is shared.)
     """
-    together: dict[tuple[Point, bool], tuple[Mechanism, FloatArray]] = {}
+    together: dict[bool, tuple[Mechanism, FloatArray]] = {}
     for mechanism, noise in zip(mechanisms, noises, strict=True):
-        key = mechanism.point, is_pure(mechanism)
+        key = is_pure(mechanism)
         if key not in together:
             together[key] = mechanism, noise
-        elif is_pure(mechanism):
+        elif key:
             together[key] = mechanism, together[key][1] + noise
         else:
             joint = np.square(1 / together[key][1]) + np.square(1 / noise)
@@ -133,8 +381,8 @@ def combined(
     return list(together.values())
 
 
-def joined(parts: list[Events]) -> Events:
-    """Returns all events, one mechanism after the other."""
-    if not parts:
-        raise InputError("there is nothing to account: no mechanism adds noise")
-    return sum(parts[1:], parts[0])
+def _spread(uses: int, rounds: int) -> IntArray:
+    """Returns the uses per round, the most where the noise is least."""
+    counts = np.full(rounds, uses // max(rounds, 1), np.int64)
+    counts[: uses % max(rounds, 1)] += 1
+    return counts

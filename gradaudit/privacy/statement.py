@@ -1,93 +1,96 @@
-"""`epsilon(defense, setting)`: claimed, accounted and effective, side by side."""
+"""The answer for a plan: claimed, accounted and effective epsilon, side by side."""
 
 import dataclasses
 import math
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
-from gradaudit.errors import require
-from gradaudit.federation.setting import Setting
-from gradaudit.mechanism import Mechanism, Point
-from gradaudit.privacy.account import Account, account, spend
-from gradaudit.privacy.events import Events, Unit, check_delta
-from gradaudit.privacy.guarantee import Guarantee, judge
-from gradaudit.privacy.plan import (
-    Sampling,
-    claimed_noise,
-    combined,
-    effective_noise,
-    in_training,
-    in_view,
-    is_noise,
-    joined,
-    rate_of,
-    unit_of,
+from gradaudit.federation.setting import (
+    Selection,
+    Setting,
+    setting_as_plain,
+    setting_in_words,
 )
-
-_TENSORS = 6  # two convolutions and a dense layer, weights and biases
-
+from gradaudit.privacy.events import Events, Unit, check_delta
+from gradaudit.privacy.guarantee import (
+    TRUTH_METHOD,
+    Guarantee,
+    View,
+    judge,
+    tight_epsilon,
+    view_of,
+)
+from gradaudit.privacy.methods import Account, account
+from gradaudit.privacy.plan import (
+    HIGH,
+    TENSORS,
+    Claims,
+    PrivacyPlan,
+    Sampling,
+    copies_in,
+)
 
 CLAIM_METHOD = "moments"  # what the papers report
 
 
-TRUTH_METHOD = "pld"
-
-
-class Claims(Protocol):
-    """What accounting reads of a defense."""
-
-    @property
-    def name(self) -> str:
-        """Returns its name."""
-
-    @property
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        """Returns what it releases."""
-
-
 @dataclasses.dataclass(frozen=True)
-class View:
-    """What an adversary of one type can learn about one unit, by PLD."""
+class Rung:
+    """One step on the way from the claim to what holds, and what it changed."""
 
-    leakage: int
+    name: str
     epsilon: float
-    releases: int
-    q: float
-    reason: str = ""
+    says: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Privacy:
-    """The answer for one defense in one setting.
+    """The answer for one plan, with the plan.
 
-    `claimed` takes the defense's own noise multiplier at its word; `effective` is
-    relative to what a unit can really change, and None if nothing finite holds;
-    `at_best` is the effective epsilon if a data-dependent S were always as large as
-    its bound.
+    `claimed` is the papers' count with the noise at its word; `accounted` the same
+    noise with the draws and the shared examples of this run; `effective` is this run
+    relative to what a unit can really change, None if nothing finite holds; `at_best`
+    is the effective epsilon if a data-dependent S were always as large as its bound.
     """
 
-    defense: str
-    unit: Unit
-    q: float
-    steps: int
+    plan: PrivacyPlan
     delta: float
-    sampling: Sampling
-    tensors: int
     guarantee: Guarantee
     claimed: Account | None
+    accounted_epsilon: float
     effective: Account | None
     at_best: float
+    rungs: tuple[Rung, ...]
     views: tuple[View, ...]
-    events: Events | None
+
+    @property
+    def defense(self) -> str:
+        """Returns its name."""
+        return self.plan.defense.name
+
+    @property
+    def unit(self) -> Unit:
+        """Returns whose presence is hidden."""
+        return self.plan.unit
+
+    @property
+    def q(self) -> float:
+        """Returns the rate that the claim counts."""
+        return self.plan.claimed_draw.rate
+
+    @property
+    def steps(self) -> int:
+        """Returns the steps that the claim counts."""
+        return self.plan.steps
+
+    @property
+    def events(self) -> Events | None:
+        """Returns the events that the claim counts; None if something is exact."""
+        return self.plan.claimed()
 
     @property
     def claimed_epsilon(self) -> float:
         """Returns the claim by the papers' method, the moments accountant."""
         return self.claimed[CLAIM_METHOD] if self.claimed else math.inf
-
-    @property
-    def accounted_epsilon(self) -> float:
-        """Returns the same claim by the tight method."""
-        return self.claimed[TRUTH_METHOD] if self.claimed else math.inf
 
     @property
     def effective_epsilon(self) -> float:
@@ -100,9 +103,12 @@ def epsilon(
     setting: Setting | None = None,
     *,
     delta: float = 1e-5,
-    tensors: int = _TENSORS,
+    tensors: int = TENSORS,
     sampling: Sampling = Sampling.LOCAL,
     convention: str = "clean",
+    copies: int | None = None,
+    class_sizes: Sequence[int] = (),
+    participations: int | None = None,
 ) -> Privacy:
     """Returns what a defense claims, what that is tightly, and what is released.
 
@@ -110,56 +116,135 @@ def epsilon(
 
     Args:
       defense: for example `gradaudit.defenses.fed_cdp(clip=4.0, sigma=6.0)`.
-      setting: clients, rounds, steps; by default the papers' MNIST column.
+      setting: clients, rounds, steps, draws, partition; by default the papers' MNIST
+        column, where nobody says who holds what.
       delta: the probability that the guarantee may fail.
       tensors: M, how many tensors the model has; per-tensor clips depend on it.
-      sampling: how an example's sampling rate is counted.
+      sampling: how the claim counts an example's sampling rate.
       convention: "clean", or "paper" for the papers' rounding and off-by-one.
+      copies: how many clients hold one example at most; by default what the setting's
+        partition and `class_sizes` say.
+      class_sizes: how many examples each class of the data has.
+      participations: the most rounds that a client really took part in.
     """
-    check_delta(delta)
-    require(tensors >= 1, f"tensors must be at least 1, got {tensors}")
     setting = setting or Setting()
-    units = [unit_of(mechanism) for mechanism in defense.mechanisms]
-    unit = Unit.CLIENT if units and Unit.EXAMPLE not in units else Unit.EXAMPLE
-    mine = tuple(m for m in defense.mechanisms if unit_of(m) is unit)
-    rate = rate_of(unit, setting, sampling)
-    claim = _training(mine, setting, rate, None)
-    held = _training(mine, setting, rate, tensors)
-    moving = any(m.data_dependent for m in mine)
-    local_steps = setting.local_steps if unit is Unit.EXAMPLE else 1
+    if copies is None:
+        copies = copies_in(setting, class_sizes)
+    plan = PrivacyPlan(defense, setting, copies, tensors, sampling, participations)
+    return privacy_of(plan, delta=delta, convention=convention)
+
+
+def privacy_of(
+    plan: PrivacyPlan, *, delta: float = 1e-5, convention: str = "clean"
+) -> Privacy:
+    """Returns what a plan claims, accounts for and really releases."""
+    check_delta(delta)
+    claim, held = plan.claimed(), plan.effective()
+    unit = plan.unit
+    claimed = account(claim, delta, unit=unit, convention=convention) if claim else None
+    effective = account(held, delta, unit=unit) if held and plan.has_noise() else None
     privacy = Privacy(
-        defense=defense.name,
-        unit=unit,
-        q=rate,
-        steps=setting.rounds * local_steps,
+        plan=plan,
         delta=delta,
-        sampling=sampling,
-        tensors=tensors,
-        guarantee=judge(mine, setting.rounds, tensors),
-        claimed=_account(claim, delta, unit, convention),
-        effective=None if moving else _account(held, delta, unit, "clean"),
-        at_best=spend(TRUTH_METHOD, held, delta).epsilon if held else math.inf,
-        views=tuple(_view(mine, setting, delta, tensors, kind) for kind in range(3)),
-        events=claim,
+        guarantee=judge(plan),
+        claimed=claimed,
+        accounted_epsilon=tight_epsilon(plan.accounted(), delta),
+        effective=effective,
+        at_best=tight_epsilon(held, delta),
+        rungs=(),
+        views=tuple(view_of(plan, delta, kind) for kind in range(3)),
     )
-    notes = (*privacy.guarantee.notes, *_remarks(privacy))
-    guarantee = dataclasses.replace(privacy.guarantee, notes=notes)
-    return dataclasses.replace(privacy, guarantee=guarantee)
+    guarantee = dataclasses.replace(
+        privacy.guarantee,
+        holds=_what_holds(privacy),
+        notes=(*privacy.guarantee.notes, *_remarks(privacy)),
+    )
+    return dataclasses.replace(privacy, guarantee=guarantee, rungs=_rungs(privacy))
 
 
-def _account(
-    events: Events | None, delta: float, unit: Unit, convention: str
-) -> Account | None:
-    if events is None:
-        return None
-    return account(events, delta, unit=unit, convention=convention)
+def _rungs(privacy: Privacy) -> tuple[Rung, ...]:
+    """Returns the figures between the claim and what holds, one cause at a time."""
+    plan, claimed = privacy.plan, privacy.claimed
+    if claimed is None:
+        return ()
+    count = f"q = {privacy.q:g}, {privacy.steps:,} steps"
+    multiplier = privacy.guarantee.claimed_multiplier
+    rungs = [
+        Rung(
+            "claimed",
+            privacy.claimed_epsilon,
+            f"moments accountant, noise multiplier {multiplier:.4g}, {count}",
+        ),
+        Rung("tight", claimed[TRUTH_METHOD], "the same claim, by loss distribution"),
+    ]
+    if plan.holders > 1:
+        says = f"from {plan.holders:,} clients that hold the example and take part"
+        rungs.append(Rung("shared", tight_epsilon(plan.shared(), privacy.delta), says))
+    says = f"as this run draws: {_draw_in_words(plan)}"
+    rungs.append(Rung("accounted", privacy.accounted_epsilon, says))
+    says = "no finite epsilon holds for what is released"
+    if privacy.effective is not None:
+        held = privacy.guarantee.effective_multiplier
+        says = f"what is really released, noise multiplier {held:.4g}"
+    rungs.append(Rung("effective", privacy.effective_epsilon, says))
+    return tuple(rungs)
+
+
+def _draw_in_words(plan: PrivacyPlan) -> str:
+    what = "batches" if plan.unit is Unit.EXAMPLE else "rounds"
+    if plan.unit is Unit.CLIENT and plan.setting.selection is Selection.ACTIVE:
+        return "clients selected by their losses, no amplification (q = 1)"
+    if plan.draw.fixed:
+        return f"{what} of fixed size, without replacement"
+    if plan.draw.rate == 1:
+        return f"every {plan.unit.value} in every step"
+    return f"{what} by independent coins (Poisson)"
+
+
+def _what_holds(privacy: Privacy) -> str:
+    """Returns one sentence: what holds for this run."""
+    plan, effective = privacy.plan, privacy.effective
+    draws = _draw_in_words(plan)
+    draws = draws[0].upper() + draws[1:]
+    if effective is None:
+        return f"{draws}: no finite epsilon holds for this run."
+    shared = ""
+    if plan.holders > 1:
+        shared = (
+            f" and up to {plan.holders:,} clients that hold it take part in a round"
+        )
+    elif plan.unit is Unit.EXAMPLE and plan.copies is None:
+        shared = ", if no two clients hold the same one"
+    aside = ""
+    if plan.setting.selection is Selection.ACTIVE:
+        aside = ", the selection itself left aside"
+    return (
+        f"{draws}: by loss distribution, where neighbours {effective.relation}{shared}"
+        f"{aside}: epsilon = {privacy.effective_epsilon:.4g} at "
+        f"delta = {privacy.delta:g}."
+    )
 
 
 def _remarks(privacy: Privacy) -> list[str]:
     """Returns what else a reader of the numbers must know, in sentences."""
+    plan = privacy.plan
     if privacy.claimed is None:
         return []
     notes = []
+    if plan.unit is Unit.EXAMPLE and plan.copies is None:
+        notes.append(
+            "It is not known how many clients hold one example; one is counted."
+        )
+    elif plan.unit is Unit.CLIENT and (plan.copies or 1) > 1:
+        notes.append(
+            f"Hiding a client does not hide an example that up to {plan.copies:,} "
+            "clients hold."
+        )
+    if plan.unit is Unit.EXAMPLE and plan.sampling is Sampling.GLOBAL:
+        notes.append(
+            "The draw of clients is counted in the claim only: a client that is drawn "
+            "brings all of its examples for all local steps."
+        )
     if privacy.effective is None and math.isfinite(privacy.at_best):
         notes.append(
             "Even if S were as large as its bound in every step, epsilon would be "
@@ -171,7 +256,7 @@ def _remarks(privacy: Privacy) -> list[str]:
     elif not closest.reason:
         notes.append(
             "An adversary of type 2 is given the noisy gradients of single examples, "
-            f"not their mean: {closest.releases} releases of one example, "
+            f"not their mean; releases of one example: {closest.releases}, "
             f"epsilon = {closest.epsilon:.4g}."
         )
     spent = privacy.claimed.methods["base"].delta
@@ -180,75 +265,7 @@ def _remarks(privacy: Privacy) -> list[str]:
             f"Base, advanced and optimal composition state delta = {privacy.delta:g} "
             f"of each step; composed they spend delta = {spent:.2g}."
         )
-    notes.append("Batches and clients are accounted as drawn by Poisson sampling.")
     return notes
-
-
-def _training(
-    mechanisms: tuple[Mechanism, ...],
-    setting: Setting,
-    rate: float,
-    tensors: int | None,
-) -> Events | None:
-    """Returns the claimed (tensors None) or effective events; None if exact."""
-    noises = [
-        claimed_noise(mechanism, setting.rounds)
-        if tensors is None
-        else effective_noise(mechanism, setting.rounds, tensors)
-        for mechanism in mechanisms
-    ]
-    bounded = all(mechanism.clip(0) is not None for mechanism in mechanisms)
-    if not mechanisms or not bounded or not all(map(is_noise, noises)):
-        return None
-    return joined(
-        [
-            in_training(mechanism, noise, setting, rate)
-            for mechanism, noise in combined(mechanisms, noises)
-        ]
-    )
-
-
-def _view(
-    mechanisms: tuple[Mechanism, ...],
-    setting: Setting,
-    delta: float,
-    tensors: int,
-    leakage: int,
-) -> View:
-    """Returns what the adversary of this type is given."""
-    exposed = _exposed(mechanisms, leakage)
-    if exposed:
-        return View(leakage, math.inf, 0, 1.0, exposed)
-    noises = [effective_noise(m, setting.rounds, tensors) for m in mechanisms]
-    if any(m.data_dependent for m in mechanisms) or not all(map(is_noise, noises)):
-        reason = "No noise scale holds for every batch."
-        return View(leakage, math.inf, 0, 1.0, reason)
-    events = joined(
-        [
-            in_view(mechanism, noise, setting, leakage)
-            for mechanism, noise in combined(mechanisms, noises)
-        ]
-    )
-    spent = spend(TRUTH_METHOD, events, delta)
-    rate = float(events.rate[0])
-    return View(leakage, spent.epsilon, events.steps, rate, spent.reason)
-
-
-def _exposed(mechanisms: tuple[Mechanism, ...], leakage: int) -> str:
-    """Returns why this adversary reads what has no noise yet, or nothing."""
-    if not mechanisms:
-        return "There is no noise."
-    reads = {
-        0: (Point.PER_EXAMPLE, Point.UPDATE, Point.SERVER),
-        1: (Point.PER_EXAMPLE, Point.UPDATE),
-        2: (Point.PER_EXAMPLE,),
-    }[leakage]
-    before = [m for m in mechanisms if m.point in reads]
-    if not before:
-        return "The noise is added after this adversary has read."
-    if leakage == 2 and all(m.on_batch_sum for m in before):
-        return "One draw hides the batch sum; the examples in it share that draw."
-    return ""
 
 
 Plain = dict[str, Any]
@@ -271,44 +288,45 @@ def account_as_plain(account: Account) -> Plain:
         },
         "steps": account.steps,
         "unit": account.unit.value,
-        "neighbouring": account.unit.relation,
+        "neighbouring": account.relation,
         "convention": account.convention,
         "notes": list(account.notes),
     }
 
 
 def privacy_as_plain(privacy: Privacy) -> Plain:
-    """Returns claimed, accounted and effective epsilon, the views and the verdict."""
-    verdict = privacy.guarantee
+    """Returns every figure, the views, the verdict, and the setting they belong to."""
+    plan, effective = privacy.plan, privacy.effective
     common = account_as_plain(privacy.claimed) if privacy.claimed else {"methods": {}}
-    effective = privacy.effective
     return common | {
         "defense": privacy.defense,
         "unit": privacy.unit.value,
-        "neighbouring": privacy.unit.relation,
         "delta": privacy.delta,
         "steps": privacy.steps,
         "q": privacy.q,
-        "sampling": privacy.sampling.value,
-        "tensors": privacy.tensors,
+        "sampling": plan.sampling.value,
+        "tensors": plan.tensors,
+        "setting": setting_as_plain(plan.setting),
+        "setting_in_words": setting_in_words(plan.setting),
+        "copies": plan.copies,
+        "holders_per_round": plan.holders,
         "epsilon": {
             "claimed": number(privacy.claimed_epsilon),
             "accounted": number(privacy.accounted_epsilon),
             "effective": number(privacy.effective_epsilon),
             "effective_at_best": number(privacy.at_best),
         },
+        "from_claim_to_effective": [
+            {"name": rung.name, "epsilon": number(rung.epsilon), "says": rung.says}
+            for rung in privacy.rungs
+        ],
         "effective_methods": (
             account_as_plain(effective)["methods"] if effective else {}
         ),
+        "effective_neighbouring": effective.relation if effective else None,
         "views": [_view_as_plain(view) for view in privacy.views],
-        "guarantee": {
-            "verdict": verdict.verdict,
-            "valid": verdict.valid,
-            "reasons": list(verdict.reasons),
-            "notes": list(verdict.notes),
-            "claimed_multiplier": verdict.claimed_multiplier,
-            "effective_multiplier": verdict.effective_multiplier,
-        },
+        "guarantee": dataclasses.asdict(privacy.guarantee)
+        | {"verdict": privacy.guarantee.verdict},
     }
 
 
@@ -317,6 +335,13 @@ def _view_as_plain(view: View) -> Plain:
         "type": view.leakage,
         "epsilon": number(view.epsilon),
         "releases": view.releases,
+        "participations": view.usual.participations,
+        "high": {
+            "quantile": HIGH,
+            "epsilon": number(view.high.epsilon),
+            "releases": view.high.releases,
+            "participations": view.high.participations,
+        },
         "q": view.q,
         "reason": view.reason,
     }

@@ -2,20 +2,20 @@
 
 import pathlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gradaudit.errors import InputError
-from gradaudit.privacy.account import METHODS, ask
 from gradaudit.privacy.events import Events, FloatArray
+from gradaudit.privacy.methods import METHODS, ask
 from gradaudit.report import metrics
 
 if TYPE_CHECKING:
-    from gradaudit.distinguish.cells import Cell
-    from gradaudit.distinguish.ldp_sgd import NormPoint
-    from gradaudit.report.result import AttackResult, Picture, TrainingResult
+    from gradaudit.audit.outcome import AttackResult, Picture
+    from gradaudit.distinguish.bounds import Cell
+    from gradaudit.distinguish.whitebox import NormPoint
+    from gradaudit.federation.training import RoundRecord
 
 _SIDE = 1.15  # inches of an image
 
@@ -24,17 +24,6 @@ _COLUMNS = 8  # frames of a row, the last one being what was handed in
 
 
 _LINES = 200  # searches that are drawn; more are a blot
-
-
-def save_all(result: "AttackResult", folder: pathlib.Path) -> list[pathlib.Path]:
-    """Writes every figure that makes sense for the result; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    if result.pictures and result.truth.ndim == 5 and result.truth.shape[-1] in (1, 3):
-        written.append(_save(reconstruction_grid(result), folder / "victims.png"))
-    if any(len(trace.rmse) > 1 for trace in result.traces):
-        written.append(_save(convergence(result), folder / "convergence.png"))
-    return written
 
 
 def reconstruction_grid(result: "AttackResult") -> Any:
@@ -72,12 +61,11 @@ def reconstruction_grid(result: "AttackResult") -> Any:
     axis.yaxis.tick_right()
     axis.tick_params(length=0, labelsize=7)
     axis.spines[:].set_visible(False)
-    asr = result.asr
-    config = result.config
+    asr, about = result.asr, result.about
     figure.suptitle(
-        f"type {config['type']}  {config['method']} against {config['defense']} on "
-        f"{config['dataset']}: ASR {asr.value:.2f} [{asr.low:.2f}, {asr.high:.2f}] at "
-        f"RMSE <= {config['success_rmse']:g} (RMSE at the right)",
+        f"type {about['type']}  {about['method']} against {about['defense']} on "
+        f"{about['dataset']}: ASR {asr.value:.2f} [{asr.low:.2f}, {asr.high:.2f}] at "
+        f"RMSE <= {about['success_rmse']:g} (RMSE at the right)",
         fontsize=8,
     )
     return figure
@@ -108,7 +96,7 @@ def convergence(result: "AttackResult") -> Any:
         steps = np.arange(1, len(trace.rmse) + 1)
         left.plot(steps, trace.rmse, color="tab:blue", alpha=0.3, linewidth=0.8)
         right.plot(steps, trace.objective, color="tab:red", alpha=0.3, linewidth=0.8)
-    left.axhline(result.config["success_rmse"], color="black", linestyle=":")
+    left.axhline(result.about["success_rmse"], color="black", linestyle=":")
     left.set_title("RMSE of the selected iterate (evaluator)", fontsize=8)
     right.set_title("objective (all that the attacker sees)", fontsize=8)
     for axis in (left, right):
@@ -134,23 +122,27 @@ def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def plot_curve(result: "TrainingResult", path: Path) -> None:
+def training_curve(history: "Sequence[RoundRecord]", title: str) -> Any:
     """Draws accuracy, and the gradient's norm before and after the defense."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     accuracy, norms = figure.subplots(1, 2)
-    measured = [r for r in result.history if r.accuracy is not None]
+    figure.suptitle(title)
+    measured = [r for r in history if r.accuracy is not None]
     accuracy.plot([r.round for r in measured], [r.accuracy for r in measured], ".-")
     accuracy.set(xlabel="round", ylabel="validation accuracy")
-    rounds = [r.round for r in result.history]
+    rounds = [r.round for r in history]
     for name, style in (("norm_before", "-"), ("norm_after", "--")):
-        values = [_joint(getattr(r, name)) for r in result.history]
+        values = [_joint(getattr(r, name)) for r in history]
         label = name.replace("norm_", "") + " the defense"
         norms.plot(rounds, values, style, label=label)
     norms.set(xlabel="round", ylabel="norm of the batch gradient", yscale="log")
     norms.legend()
-    figure.savefig(path, dpi=150)
+    for axes in (accuracy, norms):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
 
 
 def _joint(norms: tuple[float, ...]) -> float:
@@ -220,8 +212,8 @@ _STYLE = {
 }
 
 
-def save_epsilon_figure(cells: "Sequence[Cell]", path: Path) -> None:
-    """Draws one panel per adversary: both boxes, mean and spread, and y = x."""
+def epsilon_figure(cells: "Sequence[Cell]") -> Any:
+    """Draws one panel per adversary: both boxes, measured and proven, and y = x."""
     names = list(dict.fromkeys(cell.adversary for cell in cells))
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
@@ -237,18 +229,22 @@ def save_epsilon_figure(cells: "Sequence[Cell]", path: Path) -> None:
             ]
             if chosen:
                 _errorbar(axes, chosen, style)
+                _proven(axes, chosen, style)
         axes.set_title(name.replace("-", " "), fontsize=10)
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)
     for axes in grid[-1, :]:
         axes.set_xlabel("theoretical ε")
     for axes in grid[:, 0]:
-        axes.set_ylabel("measured ε")
-    grid[0, 0].legend(fontsize=8, loc="upper left")
-    _save_plain(figure, path)
+        axes.set_ylabel("ε")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, fontsize=8, loc="outside lower center", ncols=min(3, columns)
+    )
+    return figure
 
 
-def save_norm_figure(points: "Sequence[NormPoint]", path: Path) -> None:
+def norm_figure(points: "Sequence[NormPoint]") -> Any:
     """Draws epsilon against the norm of a dummy gradient, measured and exact."""
     figure, grid = _figure(1, 1)
     axes = grid[0, 0]
@@ -260,7 +256,7 @@ def save_norm_figure(points: "Sequence[NormPoint]", path: Path) -> None:
         axes.errorbar(
             norms,
             [point.mean for point in chosen],
-            [point.spread for point in chosen],
+            np.nan_to_num([point.spread for point in chosen]),
             fmt="o",
             ms=4,
             color=color,
@@ -270,7 +266,7 @@ def save_norm_figure(points: "Sequence[NormPoint]", path: Path) -> None:
     axes.set_xlabel("norm of the gradient / clip (line: exact law)")
     axes.set_ylabel("measured ε, white box")
     axes.legend(fontsize=8)
-    _save_plain(figure, path)
+    return figure
 
 
 def _figure(rows: int, columns: int) -> tuple[Any, Any]:
@@ -294,9 +290,13 @@ def _errorbar(axes: Any, cells: "list[Cell]", style: dict[str, str]) -> None:
     means = [cell.mean if np.isfinite(cell.mean) else cell.ceiling for cell in cells]
     spreads = np.nan_to_num([cell.spread for cell in cells])
     epsilons = [cell.epsilon for cell in cells]
-    axes.errorbar(epsilons, means, spreads, lw=1.2, ms=4, capsize=2, **style)
+    measured = style | {"label": f"{style['label']}, measured"}
+    axes.errorbar(epsilons, means, spreads, lw=1.2, ms=4, capsize=2, **measured)
 
 
-def _save_plain(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+def _proven(axes: Any, cells: "list[Cell]", style: dict[str, str]) -> None:
+    epsilons = [cell.epsilon for cell in cells]
+    proven = [cell.lower_bound for cell in cells]
+    axes.fill_between(epsilons, 0, proven, color=style["color"], alpha=0.12, lw=0)
+    label = f"{style['label']}, proven (≥)"
+    axes.plot(epsilons, proven, ":^", color=style["color"], ms=4, lw=1, label=label)

@@ -3,30 +3,29 @@
 import math
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from gradaudit.distinguish import LdpReport, MechanismReport
-    from gradaudit.distinguish.cells import Cell
-from typing import TYPE_CHECKING
-
-from rich.console import Console
+from gradaudit.federation.setting import setting_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gradaudit.privacy import Account, Privacy, Stop
-
-out = Console(highlight=False)
+    from gradaudit.distinguish import LdpReport, MechanismReport
+    from gradaudit.distinguish.bounds import Cell
+    from gradaudit.privacy import Account, Privacy, Stop, View
 
 
 def attack_table(result: dict[str, Any]) -> Table:
     """Returns the table of one attack's result.json."""
-    config, scores, oracle = result["config"], result["metrics"], result["oracle"]
+    about, scores, oracle = result["about"], result["metrics"], result["oracle"]
     table = Table(
-        title=(
-            f"type {config['type']} · {config['method']} against {config['defense']} · "
-            f"{config['dataset']} · {result['victims']} victims"
+        title=escape(
+            f"type {about['type']} · {about['method']} against {about['defense']} · "
+            f"{about['dataset']} · {result['victims']['asked']} victims"
         ),
         title_justify="left",
         show_header=False,
@@ -34,10 +33,19 @@ def attack_table(result: dict[str, Any]) -> Table:
     asr, rmse, iterations = scores["asr"], scores["rmse"], scores["iterations"]
     table.add_row(
         "attack success rate",
-        f"{asr['value']:.3f}  [{asr['low']:.3f}, {asr['high']:.3f}]",
+        f"{asr['value']:.3f}  \\[{asr['low']:.3f}, {asr['high']:.3f}]",
         f"RMSE <= {asr['threshold']:g}; guessing: {asr['guess']:.3f}",
     )
+    if len(result["draws"]) > 1:
+        each = " ".join(f"{d['successes']}/{d['victims']}" for d in result["draws"])
+        table.add_row("each network drawn", each, "the interval counts the draws")
+    if len(result["victims"]["missing"]):
+        count = len(result["victims"]["missing"])
+        table.add_row("never begun", str(count), "interrupted; counted as unknown")
     table.add_row("RMSE", number(rmse["median"]), f"mean {number(rmse['mean'])}")
+    if about["batch_size"] * about["local_steps"] > 1:
+        share = number(scores["examples_rebuilt"])
+        table.add_row("examples rebuilt", share, "share of all examples")
     table.add_row(
         "PSNR, SSIM",
         f"{number(scores['psnr']['median'])} dB, {number(scores['ssim']['median'])}",
@@ -68,13 +76,13 @@ def attack_table(result: dict[str, Any]) -> Table:
         epsilon = result["accounting"]["epsilon"]
         verdict = result["accounting"]["guarantee"]["verdict"]
         table.add_row(
-            "privacy of a training",
+            f"ε, {escape(about['dataset'])} as published",
             f"claimed {_epsilon(epsilon['claimed'])}, "
             f"effective {_epsilon(epsilon['effective'])}",
-            f"ε; guarantee {verdict}; see gradaudit account",
+            f"guarantee {verdict}; see gradaudit account",
         )
-    status = ", ".join(f"{count} {name}" for name, count in result["status"].items())
-    table.add_row("status", status, "")
+    ended = ", ".join(f"{count} {name}" for name, count in result["ended"].items())
+    table.add_row("searches ended", ended, f"threat: {result['threat']['name']}")
     return table
 
 
@@ -94,35 +102,75 @@ def number(value: float | None) -> str:
 _COLOURS = {"refuted": "red", "consistent": "green", "can't tell": "yellow"}
 
 
-def cells_table(report: "LdpReport") -> Table:
-    """Returns a row per adversary and box, a column per epsilon."""
-    settings = report.settings
-    table = Table(
-        title=(
-            f"LDP-SGD on {settings['dataset']} · {settings['measurements']} x "
-            f"{settings['trials']:,} trials · {settings['clients']} client(s)"
-        ),
-        caption=(
-            "measured ε (equation 3), mean ± spread; ≥ what is proven at "
-            f"{1 - settings['significance']:.0%} confidence"
-        ),
-        title_justify="left",
-        caption_justify="left",
-        show_lines=True,
-    )
-    table.add_column("adversary", max_width=13)
-    table.add_column("box")
-    epsilons = list(dict.fromkeys(cell.epsilon for cell in report.cells))
-    for epsilon in epsilons:
-        table.add_column(f"ε = {epsilon:g}", justify="right", no_wrap=True)
+def cells_table(report: "LdpReport", width: int = 80) -> RenderableType:
+    """Returns a row per adversary and box, a column per epsilon.
+
+    No name and no number is cut: epsilons that don't fit beside each other into the
+    width are put below each other.
+    """
+    config = report.config
     rows: dict[tuple[str, str], dict[float, str]] = {}
     for cell in report.cells:
-        row = rows.setdefault((cell.adversary, cell.box.value), {})
-        row[cell.epsilon] = _cell(cell)
-    for (adversary, box), row in rows.items():
-        words = [row.get(epsilon, "") for epsilon in epsilons]
-        table.add_row(adversary.replace("-", " "), box, *words)
+        names = cell.adversary.replace("-", "\n"), cell.box.value
+        rows.setdefault(names, {})[cell.epsilon] = _cell(cell)
+    played = " and ".join(
+        f"{config.measurements} x {config.trials_of(box):,} ({box.value} box)"
+        for box in config.boxes
+    )
+    dataset = escape(str(report.spec.arguments["dataset"]))
+    return Group(
+        f"LDP-SGD on {dataset}: {played} trials, {config.clients} client(s)",
+        *_blocks(("adversary", "box"), rows, width),
+        f"measured ε (equation 3), mean ± spread; ≥ is proven for all "
+        f"{config.family.cells} cells together at "
+        f"{1 - config.significance:.0%} confidence",
+    )
+
+
+def _blocks(
+    heads: tuple[str, ...], rows: "Mapping[Any, Mapping[float, str]]", width: int
+) -> list[Table]:
+    """Returns one table, or several with some of the epsilons each."""
+    epsilons = list(dict.fromkeys(epsilon for row in rows.values() for epsilon in row))
+    # Beside the text, a column takes a blank on either side and one between two.
+    first = sum(
+        3 + max(_width(text) for text in (head, *(names[index] for names in rows)))
+        for index, head in enumerate(heads)
+    )
+    groups: list[list[float]] = []
+    room = 0
+    for epsilon in epsilons:
+        texts = [row.get(epsilon, "") for row in rows.values()]
+        needed = 3 + max(_width(text) for text in (_head(epsilon), *texts))
+        room -= needed
+        if room < 0:
+            groups.append([])
+            room = width - first - needed
+        groups[-1].append(epsilon)
+    return [_block(heads, rows, group) for group in groups]
+
+
+def _block(
+    heads: tuple[str, ...],
+    rows: "Mapping[Any, Mapping[float, str]]",
+    epsilons: list[float],
+) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=True, show_edge=False)
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    for epsilon in epsilons:
+        table.add_column(_head(epsilon), justify="right", overflow="fold")
+    for names, row in rows.items():
+        table.add_row(*names, *(row.get(epsilon, "") for epsilon in epsilons))
     return table
+
+
+def _head(epsilon: float) -> str:
+    return f"ε = {epsilon:g}"
+
+
+def _width(text: str) -> int:
+    return max(Text.from_markup(line).cell_len for line in text.split("\n"))
 
 
 def verdict_lines(report: "LdpReport") -> list[str]:
@@ -138,29 +186,22 @@ def verdict_lines(report: "LdpReport") -> list[str]:
     return lines
 
 
-def sweep_table(report: "LdpReport") -> Table:
+def sweep_table(report: "LdpReport", width: int = 80) -> RenderableType:
     """Returns the white-box epsilon of dummy gradients, a row per norm."""
-    epsilons = list(dict.fromkeys(point.epsilon for point in report.sweep))
-    table = Table(
-        title="dummy gradient, white box: measured (exact)", title_justify="left"
-    )
-    table.add_column("norm / clip", justify="right")
-    for epsilon in epsilons:
-        table.add_column(f"ε = {epsilon:g}", justify="right")
-    for norm in dict.fromkeys(point.norm for point in report.sweep):
-        points = [point for point in report.sweep if point.norm == norm]
-        words = [
-            f"{short_number(point.mean)} ({short_number(point.exact)})"
-            for point in points
-        ]
-        table.add_row(f"{norm:g}", *words)
-    return table
+    rows: dict[tuple[str], dict[float, str]] = {}
+    for point in report.sweep:
+        words = f"{short_number(point.mean)} ({short_number(point.exact)})"
+        rows.setdefault((f"{point.norm:g}",), {})[point.epsilon] = words
+    title = "dummy gradient, white box: measured (exact)"
+    return Group(title, *_blocks(("norm / clip",), rows, width))
 
 
 def mechanism_table(report: "MechanismReport") -> Table:
     """Returns what was claimed, what is exact, and what the trials prove."""
     result = report.result
-    table = Table(title=report.name, title_justify="left", show_header=False)
+    table = Table(title=escape(report.name), title_justify="left", show_header=False)
+    for _ in range(3):
+        table.add_column(overflow="fold")
     claim = result.claim
     table.add_row(
         "claimed", f"ε = {short_number(claim.epsilon)}", f"δ = {claim.delta:g}"
@@ -184,7 +225,7 @@ def mechanism_table(report: "MechanismReport") -> Table:
         reason = f"needs {result.trials_needed:,} trials"
     table.add_row("verdict", f"[{_COLOURS[verdict]}]{verdict}[/]", reason)
     for caveat in report.caveats:
-        table.add_row("caveat", "", caveat)
+        table.add_row("caveat", "", escape(caveat))
     return table
 
 
@@ -226,13 +267,13 @@ _READS = {
 }
 
 
-def print_methods(
+def methods_table(
     answers: "Account", stops: "Mapping[str, Stop]", target: float | None
-) -> None:
-    """Prints a line per method: epsilon, the delta it spends, where it stops."""
+) -> Group:
+    """Returns a line per method: epsilon, the delta it spends, where it stops."""
     table = Table(
         title=f"privacy of {answers.steps:,} steps at delta = {answers.delta:g}",
-        caption=f"unit: {answers.unit.value}; neighbours: {answers.unit.relation}; "
+        caption=f"unit: {answers.unit.value}; neighbours: {answers.relation}; "
         f"convention: {answers.convention}",
         title_justify="left",
         caption_justify="left",
@@ -249,63 +290,68 @@ def print_methods(
             step = stops[name].step
             row.append("never" if step is None else f"{step:,}")
         table.add_row(*row, style=style)
-    out.print(table)
-    for reason in dict.fromkeys(s.reason for s in answers.methods.values() if s.reason):
-        out.print(f"inf: {reason}")
-    for note in answers.notes:
-        out.print(f"note: {note}")
+    reasons = dict.fromkeys(s.reason for s in answers.methods.values() if s.reason)
+    said = [f"inf: {reason}" for reason in reasons]
+    return Group(table, *said, *(f"note: {note}" for note in answers.notes))
 
 
-def print_privacy(privacy: "Privacy") -> None:
-    """Prints claimed, accounted and effective epsilon, the views and the verdict."""
-    verdict = privacy.guarantee
+def privacy_table(privacy: "Privacy") -> Group:
+    """Returns the way from the claim to what holds, the views and the verdict."""
+    verdict, plan = privacy.guarantee, privacy.plan
     table = Table(title=f"{privacy.defense}: what is claimed, what holds")
     table.title_justify = "left"
     table.add_column("", no_wrap=True)
     table.add_column("epsilon", justify="right", no_wrap=True)
     table.add_column("how")
-    claimed, held = verdict.claimed_multiplier, verdict.effective_multiplier
-    counted = f"q = {privacy.q:g}, {privacy.steps:,} steps"
-    if privacy.claimed is not None:
-        table.add_row(
-            "claimed",
-            show(privacy.claimed_epsilon),
-            f"moments accountant, noise multiplier {claimed:.4g}, {counted}",
-        )
-        table.add_row(
-            "accounted",
-            show(privacy.accounted_epsilon),
-            "the same claim, tight (loss distribution)",
-        )
-    released = f"what is really released, noise multiplier {held:.4g}"
-    if privacy.effective is None:
-        released = "no finite epsilon holds for what is released"
-    effective = show(privacy.effective_epsilon)
-    table.add_row("effective", effective, released, style="bold")
+    for rung in privacy.rungs:
+        style = "bold" if rung.name == "effective" else ""
+        table.add_row(rung.name, show(rung.epsilon), rung.says, style=style)
     for view in privacy.views:
-        plural = "" if view.releases == 1 else "s"
-        seen = f"{view.releases:,} release{plural}, q = {view.q:g}"
-        how = view.reason or f"{_READS[view.leakage]}: {seen}"
-        table.add_row(f"to type {view.leakage}", show(view.epsilon), how)
-    out.print(table)
+        table.add_row(f"to type {view.leakage}", *_view(view))
     colour = "green" if verdict.valid else "red"
-    out.print(f"guarantee: [bold {colour}]{verdict.verdict}[/]")
     sentences = Table.grid(padding=(0, 1))
     for reason in verdict.reasons:
         sentences.add_row("  because", reason)
     for note in verdict.notes:
         sentences.add_row("  [dim]note[/]", f"[dim]{note}[/]")
-    out.print(sentences)
+    held = "an unknown number of" if plan.copies is None else f"up to {plan.copies:,}"
+    return Group(
+        table,
+        f"setting: {setting_in_words(plan.setting)}; one example is held by {held} "
+        "clients",
+        f"guarantee: [bold {colour}]{verdict.verdict}[/] (the claim, for this run)",
+        sentences,
+        f"what holds: {verdict.holds}",
+    )
 
 
-def print_sigmas(
+def _view(view: "View") -> tuple[str, str]:
+    """Returns epsilon of the expected and of a frequent client, and what is read."""
+    if view.reason:
+        return show(view.epsilon), view.reason
+    shown, more = show(view.usual.epsilon), ""
+    if view.high != view.usual:
+        shown, more = f"{shown}–{show(view.high.epsilon)}", " (expected–95 %)"
+    releases, rounds = (
+        "–".join(
+            dict.fromkeys(
+                f"{getattr(seen, name):,}" for seen in (view.usual, view.high)
+            )
+        )
+        for name in ("releases", "participations")
+    )
+    how = f"{_READS[view.leakage]}: releases {releases}, rounds {rounds}{more}"
+    return shown, f"{how}, q = {view.q:g}"
+
+
+def sigmas_table(
     found: "Mapping[str, float | str]",
     target: float,
     q: float,
     steps: int,
     delta: float,
-) -> None:
-    """Prints the noise multiplier that each method asks for."""
+) -> Group:
+    """Returns the noise multiplier that each method asks for."""
     table = Table(
         title=f"sigma for epsilon = {target:g} (q = {q:g}, {steps:,} steps, "
         f"delta = {delta:g})",
@@ -316,9 +362,8 @@ def print_sigmas(
     for name, value in found.items():
         shown = f"{value:.5g}" if isinstance(value, float) else "out of reach"
         table.add_row(WORDS[name], shown, style="bold" if name == "pld" else "")
-    out.print(table)
-    for reason in (value for value in found.values() if isinstance(value, str)):
-        out.print(f"out of reach: {reason}")
+    reasons = [value for value in found.values() if isinstance(value, str)]
+    return Group(table, *(f"out of reach: {reason}" for reason in reasons))
 
 
 def show(epsilon: float) -> str:

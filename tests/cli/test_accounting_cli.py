@@ -64,7 +64,7 @@ def test_a_defense_brings_its_own_numbers_and_a_verdict():
     defense = ["--defense", "fed-cdp:clip=4,sigma=6", "--dataset", "mnist"]
     answer = run_json(*defense)
     assert answer["epsilon"]["claimed"] == pytest.approx(0.8227, abs=1e-4)
-    assert answer["epsilon"]["accounted"] == pytest.approx(0.601, abs=1e-3)
+    assert answer["methods"]["pld"] == pytest.approx(0.601, abs=1e-3)
     assert answer["guarantee"]["verdict"] == "not valid"
     assert answer["guarantee"]["effective_multiplier"] == pytest.approx(2.449, abs=1e-3)
     shown = run(*defense).stdout
@@ -73,9 +73,38 @@ def test_a_defense_brings_its_own_numbers_and_a_verdict():
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_options_of_the_federation_replace_the_published_ones():
+def test_options_of_the_setting_replace_the_published_ones():
     answer = run_json("--defense", "fed-cdp", "--rounds", 3, "--local-steps", 7)
     assert answer["steps"] == 21
+    drawn = ["--selection", "active", "--batches", "poisson", "--partition", "iid"]
+    setting = run_json("--defense", "fed-cdp", "--rounds", 3, *drawn)["setting"]
+    assert (setting["selection"], setting["batches"]) == ("active", "poisson")
+    assert setting["partition"] == {"scheme": "iid"}
+
+
+def test_shared_examples_are_counted_and_explained():
+    """Every client of `cancer` holds the whole set; a hundred take part."""
+    question = ["--dataset", "cancer", "--defense", "fed-cdp:scope=global"]
+    fixed, coins = run_json(*question), run_json(*question, "--batches", "poisson")
+    assert coins["epsilon"]["effective"] == pytest.approx(1.096, abs=1e-3)
+    assert fixed["epsilon"]["effective"] > coins["epsilon"]["effective"]
+    assert (fixed["copies"], fixed["holders_per_round"]) == (1000, 100)
+    assert fixed["guarantee"]["verdict"] == "not valid"
+    shown = " ".join(run(*question).stdout.split())
+    for words in ("0.147", "0.08989", "1.096", "2.750", "up to 1,000 clients"):
+        assert words in shown
+    for words in ("setting: N = 1,000 clients with 400 examples", "B = 4 (fixed)"):
+        assert words in shown
+    alone = run_json(*question, "--copies", 1, "--batches", "poisson")
+    assert alone["epsilon"]["effective"] == pytest.approx(0.0899, abs=1e-4)
+    assert alone["guarantee"]["verdict"] == "valid"
+
+
+def test_the_budget_of_a_run_is_answered_in_rounds():
+    answer = run_json("--defense", "fed-sdp", "--target-epsilon", 1)
+    assert 0 < answer["rounds_within"] < 100
+    shown = run("--defense", "fed-sdp", "--target-epsilon", 1).stdout
+    assert f"within 1: {answer['rounds_within']}" in shown
 
 
 def test_infinity_is_a_word_in_json_and_has_a_reason():
@@ -124,6 +153,13 @@ BAD = {
     "--calibrate needs": ["--calibrate", "--q", 0.1],
     "belong together": [*PLAIN, "--target-accuracy", 0.9],
     "unknown sampling": ["--defense", "fed-cdp", "--sampling", "other"],
+    "unknown selection 'x'": ["--defense", "fed-cdp", "--selection", "x"],
+    "unknown batches 'x'": ["--defense", "fed-cdp", "--batches", "x"],
+    "unknown partition 'x'": ["--defense", "fed-cdp", "--partition", "x"],
+    "copies must lie in 1..1000": ["--defense", "fed-cdp", "--copies", 1001],
+    "participations must lie in 0..100": [
+        *("--defense", "fed-cdp", "--participations", 101)
+    ],
     "--trace needs --noise-std": ["--trace", "x", "--q", 0.1],
 }
 

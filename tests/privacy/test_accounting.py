@@ -3,11 +3,13 @@
 import itertools
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import dp_event, pld, rdp
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 import gradaudit.privacy as accounting
 from gradaudit.errors import InputError
@@ -49,6 +51,7 @@ def test_more_noise_and_more_delta_cost_less(method, sigma, q, steps, more):
 @EVERY_METHOD
 @few
 @given(sigma=sigmas, q=rates, steps=counts, more=st.floats(1.05, 3))
+@example(sigma=0.703125, q=0.84375, steps=148, more=2.0)
 def test_more_sampling_and_more_steps_cost_more(method, sigma, q, steps, more):
     here = eps(method, gaussian(sigma, q, steps))
     slack = 1 - GRID
@@ -112,7 +115,17 @@ def test_divergences_are_the_library_s():
             dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(sigma))
         )
         ours = renyi.dense_curves(gaussian(sigma, q))[0]
-        np.testing.assert_allclose(ours, library.rdp, rtol=1e-9, atol=1e-14)
+        # Where the library's series does not converge, no amplification is counted.
+        bounded = np.minimum(library.rdp, np.asarray(orders) / (2 * sigma**2))
+        np.testing.assert_allclose(ours, bounded, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("q", [0.1, 0.3, 0.84375, 0.99])
+def test_sampling_never_adds_to_a_divergence(q):
+    """The library's fractional orders are infinite or wrong for little noise."""
+    for sigma in (0.3, 0.703125, 1.1, 2.0):
+        sampled, full = (renyi.dense_curves(gaussian(sigma, r))[0] for r in (q, 1.0))
+        assert np.all(sampled <= full * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("weakest", [0.8, 3.0])
@@ -148,6 +161,62 @@ def test_loss_distribution_agrees_with_the_library_on_a_fine_grid(sigma, q, step
     library.compose(event, steps)
     exact = library.get_epsilon(DELTA)
     assert eps("pld", gaussian(sigma, q, steps)) == pytest.approx(exact, rel=0.002)
+
+
+def renyi_bound_of_a_fixed_size(sigma, q, steps):
+    """As the library offers it: Renyi, replacing one, without replacement."""
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    library = rdp.RdpAccountant(list(range(2, 65)), neighboring_relation=relation)
+    event = dp_event.SampledWithoutReplacementDpEvent(
+        1000, round(1000 * q), dp_event.GaussianDpEvent(sigma)
+    )
+    return library.compose(event, steps).get_epsilon(DELTA)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "q", "steps"), [(3, 0.01, 300), (3, 0.1, 3), (3, 0.1, 100), (1, 0.1, 20)]
+)
+def test_a_fixed_size_costs_more_than_coins_and_less_than_the_library_s_bound(
+    sigma, q, steps
+):
+    ours = eps("pld", gaussian(sigma, q, steps, fixed=True))
+    assert eps("pld", gaussian(sigma, q, steps)) <= ours
+    assert ours <= renyi_bound_of_a_fixed_size(sigma, q, steps)
+    assert ours <= eps("pld", gaussian(sigma, 1.0, steps))
+
+
+@pytest.mark.parametrize("q", [0.01, 0.2])
+def test_a_fixed_size_is_a_bound_for_real_data(q):
+    """One release of a sum of numbers in [-1, 1], one replaced: exact by integration.
+
+    The others are all -1, so that a batch without the unit differs the most. Counted
+    with the noise of adding or removing (sigma, not sigma / 2) it would be no bound.
+    """
+    sigma, x = 3.0, np.linspace(-60, 60, 200_001)
+
+    def density(value):
+        without, within = (stats.norm.pdf(x, mean, sigma) for mean in (-1.0, value))
+        return (1 - q) * without + q * within
+
+    densities = density(1.0), density(-1.0)
+    broken = False
+    for epsilon in (0.01, 0.05, 0.2):
+        for first, second in (densities, densities[::-1]):
+            delta = np.trapezoid(np.maximum(first - math.exp(epsilon) * second, 0), x)
+            if delta > 1e-12:
+                held = eps("pld", gaussian(sigma / 2, q, fixed=True), delta)
+                assert held >= epsilon * (1 - 1e-3)
+                broken |= eps("pld", gaussian(sigma, q, fixed=True), delta) < epsilon
+    assert broken
+
+
+def test_only_methods_that_bound_a_fixed_size_answer_for_it():
+    answers = account(gaussian(3, 0.01, 100, fixed=True), DELTA)
+    assert set(answers.methods) == {"base", "advanced", "optimal", "pld"}
+    assert answers.relation == "replace one example"
+    with pytest.raises(InputError, match="does not bound draws of a fixed size"):
+        spend("moments", gaussian(3, 0.01, 100, fixed=True), DELTA)
+    assert not gaussian(3, 1.0, 2, fixed=True).fixed.any()
 
 
 def test_two_stage_composition_equals_one_stage():

@@ -9,12 +9,20 @@ import pytest
 import gradaudit as ga
 from gradaudit.defenses import PRESETS, fed_cdp, fed_sdp
 from gradaudit.errors import InputError
-from gradaudit.federation.setting import PAPER_SETTINGS, Setting, paper_setting
+from gradaudit.federation.setting import (
+    PAPER_SETTINGS,
+    Batches,
+    Selection,
+    Setting,
+    paper_setting,
+)
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.privacy import METHODS, Sampling, Unit, epsilon, gaussian, spend
 from gradaudit.privacy.statement import privacy_as_plain
 
-SMALL = Setting(rounds=5, local_steps=4)
+# As the claims count: independent coins, and nobody shares an example.
+COINS = Setting(selection=Selection.POISSON, batches=Batches.POISSON)
+SMALL = dataclasses.replace(COINS, rounds=5, local_steps=4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +81,7 @@ def test_each_cause_alone_makes_the_guarantee_not_valid(sentence):
 
 def test_per_tensor_clipping_divides_sigma_by_the_root_of_the_tensors():
     """M = 6: sigma = 2.449, moments 2.156 instead of 0.823 at T = 10,000."""
-    privacy = epsilon(fed_cdp(clip=4.0, sigma=6.0), Setting(), tensors=6)
+    privacy = epsilon(fed_cdp(clip=4.0, sigma=6.0), COINS, tensors=6)
     assert privacy.steps == 10_000
     assert privacy.q == pytest.approx(0.01)
     assert privacy.guarantee.effective_multiplier == pytest.approx(6 / math.sqrt(6))
@@ -97,7 +105,10 @@ def test_example_level_counts_rounds_times_local_steps_at_the_papers_rate(datase
     assert privacy.steps == setting.rounds * 100
     everywhere = epsilon(fed_cdp(), setting, sampling=Sampling.GLOBAL)
     assert everywhere.q == pytest.approx(0.001)
-    assert everywhere.accounted_epsilon < privacy.accounted_epsilon
+    assert everywhere.claimed["pld"] < privacy.claimed["pld"]
+    # A client that is drawn brings all its examples: no run is hidden by that draw.
+    assert everywhere.accounted_epsilon == privacy.accounted_epsilon
+    assert any("in the claim only" in note for note in everywhere.guarantee.notes)
 
 
 @pytest.mark.parametrize("local_steps", [1, 100])
@@ -128,7 +139,7 @@ def test_noise_protects_only_the_adversaries_after_it():
 
 def test_the_type_2_view_spends_far_more_than_the_mean():
     """10 rounds of 100, 100 steps of 5 out of 500: each example is read 10 times."""
-    privacy = ask(Setting())
+    privacy = ask(COINS)
     example = privacy.views[2]
     assert (example.releases, example.q) == (10, 1.0)
     assert example.epsilon == pytest.approx(
@@ -139,7 +150,7 @@ def test_the_type_2_view_spends_far_more_than_the_mean():
 
 def test_a_reader_who_knows_the_rounds_is_given_the_ones_with_least_noise():
     noise = np.linspace(9, 5, 20)
-    setting = Setting(rounds=20, clients_per_round=500)
+    setting = dataclasses.replace(COINS, rounds=20, clients_per_round=500)
     privacy = ask(setting, multiplier=lambda t: float(noise[t]))
     expected = spend("pld", gaussian(noise[-10:], 1.0), 1e-5).epsilon
     assert privacy.views[2].epsilon == pytest.approx(expected)
