@@ -7,14 +7,18 @@ if __name__ != "gradaudit.defenses":
     )
 
 from gradaudit.defenses.base import (
+    Bound,
     Defense,
     FromFunction,
     Transform,
     check_finite,
+    check_state,
+    compose,
+    defend,
     init_states,
+    is_independent,
     run,
 )
-from gradaudit.defenses.claims import compose, defend
 from gradaudit.defenses.clipping import Norm, Scope
 from gradaudit.defenses.fast_mean import mean_of_units
 from gradaudit.defenses.layers import pogz
@@ -54,6 +58,7 @@ from gradaudit.defenses.presets_others import (
 
 __all__ = [
     "PRESETS",
+    "Bound",
     "Defense",
     "FromFunction",
     "NoiseAt",
@@ -63,6 +68,7 @@ __all__ = [
     "Transform",
     "adaclip",
     "check_finite",
+    "check_state",
     "compose",
     "defend",
     "dp_baseline",
@@ -83,6 +89,7 @@ __all__ = [
     "fed_sdp_client",
     "gaussian_noise",
     "init_states",
+    "is_independent",
     "laplace_noise",
     "ldp_sgd",
     "lip",

@@ -2,25 +2,25 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from gradaudit.defenses.base import State
+from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.clipping import (
+    Scaled,
     clip_factors,
     joint_norms,
     scale_units,
     unit_norms,
     weighted_means,
 )
-from gradaudit.defenses.noise import add_noise, draw_like, standard_normal
+from gradaudit.defenses.noise import add_noise, draw_like
+from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import require
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
-from gradaudit.models.gradients import Units
 from gradaudit.types import Key, PyTree
 
 MOVING_BOUND = (
@@ -39,6 +39,7 @@ class QuantileClip:
     both releases together cost as much as one of multiplier sigma.
     """
 
+    ends: ClassVar[bool] = True
     factored: ClassVar[bool] = True
     clip: float  # the first bound
     sigma: float
@@ -89,22 +90,16 @@ class QuantileClip:
         noisy = add_noise(clipped, noise, [std] * len(leaves))
         return jax.tree.unflatten(structure, noisy), self._next(count_key, norms, state)
 
-    def noisy_mean(
-        self,
-        key: Key,
-        leaves: Sequence[Units],
-        factors: list[jax.Array],
-        state: State,
-        t: jax.Array | int,
+    def in_one_pass(
+        self, key: Key, units: Scaled, state: State, t: jax.Array | int
     ) -> tuple[list[jax.Array], State]:
         """Returns the mean over units of the output, with one draw."""
         del t
         count_key, noise_key = jax.random.split(key)
-        scaled = [unit_norms(leaf) * f for leaf, f in zip(leaves, factors, strict=True)]
-        norms = joint_norms(scaled)
+        norms = joint_norms(units.norms())
         clip = clip_factors(norms, state)
-        means = weighted_means(leaves, [factor * clip for factor in factors])
-        noise = draw_like(noise_key, leaves, standard_normal)
+        means = units.times([clip] * len(units.leaves)).means()
+        noise = draw_like(noise_key, units.leaves, standard_normal)
         std = self.gradient_sigma * state / len(norms) ** 0.5
         noisy = add_noise(means, noise, [std] * len(means))
         return noisy, self._next(count_key, norms, state)
@@ -115,30 +110,31 @@ class QuantileClip:
         share = count / len(norms)
         return bound * jnp.exp(-self.rate * (share - self.quantile))
 
-    def releases(self, point: Point, clip: object) -> tuple[Mechanism, ...]:
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], None]:
         """Returns the two releases: the gradients, and the count (sensitivity 1/2)."""
-        del clip  # it clips by itself
-        return (
-            Mechanism(
-                point=point,
-                kind=NoiseKind.GAUSSIAN,
-                multiplier=Constant(self.gradient_sigma),
-                sensitivity=Constant(self.clip),
-                clip=Constant(self.clip),
-                per_tensor=False,
-                caveats=(MOVING_BOUND,),
-            ),
-            Mechanism(
-                point=point,
-                kind=NoiseKind.GAUSSIAN,
-                multiplier=Constant(2 * self.count_sigma),
-                sensitivity=Constant(0.5),
-                clip=Constant(0.5),
-                per_tensor=False,
-                on_batch_sum=True,
-                coordinates="the count of units inside the bound",
-            ),
+        del bound  # it clips by itself
+        gradients = Mechanism(
+            point=point,
+            kind=NoiseKind.GAUSSIAN,
+            multiplier=Constant(self.gradient_sigma),
+            sensitivity=Constant(self.clip),
+            clip=Constant(self.clip),
+            per_tensor=False,
+            caveats=(MOVING_BOUND,),
         )
+        count = Mechanism(
+            point=point,
+            kind=NoiseKind.GAUSSIAN,
+            multiplier=Constant(2 * self.count_sigma),
+            sensitivity=Constant(0.5),
+            clip=Constant(0.5),
+            per_tensor=False,
+            on_batch_sum=True,
+            coordinates="the count of units inside the bound",
+        )
+        return (gradients, count), None
 
 
 LEARNED_SCALE = (
@@ -167,6 +163,8 @@ class AdaClip:
     Not what Opacus calls AdaClip: that is `QuantileClip`.
     """
 
+    ends: ClassVar[bool] = True
+    factored: ClassVar[bool] = False  # it shifts every coordinate
     clip: float
     sigma: float
     mean_decay: float = 0.99  # beta_1
@@ -218,33 +216,28 @@ class AdaClip:
         following = self._next(means, state, scales, units)
         return jax.tree.unflatten(structure, noisy), following
 
-    def noisy_mean(
-        self,
-        key: Key,
-        leaves: list[jax.Array],
-        factors: list[jax.Array],
-        state: State,
-        t: jax.Array | int,
+    def in_one_pass(
+        self, key: Key, units: Scaled, state: State, t: jax.Array | int
     ) -> tuple[list[jax.Array], State]:
         """Returns the mean over units of the output, with one draw."""
         del t
-        units = leaves[0].shape[0]
+        leaves = units.made()
+        count = leaves[0].shape[0]
         scales = _scales(state)
-        scaled = [scale_units(x, f) for x, f in zip(leaves, factors, strict=True)]
-        clip = self._factors(scaled, state, scales)
+        clip = self._factors(leaves, state, scales)
         means = [
             mean + kept - jnp.mean(clip) * mean
             for mean, kept in zip(
-                state.mean, weighted_means(scaled, [clip] * len(leaves)), strict=True
+                state.mean, weighted_means(leaves, [clip] * len(leaves)), strict=True
             )
         ]
         noise = draw_like(key, leaves, standard_normal)
-        stds = [self.sigma * scale / units**0.5 for scale in scales]
+        stds = [self.sigma * scale / count**0.5 for scale in scales]
         noisy = [
             mean.astype(leaf.dtype)
             for mean, leaf in zip(add_noise(means, noise, stds), leaves, strict=True)
         ]
-        return noisy, self._next(noisy, state, scales, units)
+        return noisy, self._next(noisy, state, scales, count)
 
     def _factors(
         self, leaves: list[jax.Array], state: Moments, scales: list[jax.Array]
@@ -277,21 +270,22 @@ class AdaClip:
             means.append(blend * mean + (1 - blend) * value.astype(jnp.float32))
         return Moments(means, variances)
 
-    def releases(self, point: Point, clip: object) -> tuple[Mechanism, ...]:
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], None]:
         """Returns the Gaussian release of the scaled gradient, whose bound is 1."""
-        del clip  # it clips by itself
-        return (
-            Mechanism(
-                point=point,
-                kind=NoiseKind.GAUSSIAN,
-                multiplier=Constant(self.sigma),
-                sensitivity=Constant(1.0),
-                clip=Constant(1.0),
-                per_tensor=False,
-                coordinates="all, each on its own learned scale",
-                caveats=(LEARNED_SCALE,),
-            ),
+        del bound  # it clips by itself
+        mechanism = Mechanism(
+            point=point,
+            kind=NoiseKind.GAUSSIAN,
+            multiplier=Constant(self.sigma),
+            sensitivity=Constant(1.0),
+            clip=Constant(1.0),
+            per_tensor=False,
+            coordinates="all, each on its own learned scale",
+            caveats=(LEARNED_SCALE,),
         )
+        return (mechanism,), None
 
 
 def _scales(state: Moments) -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""Norms of each unit of a tree, safe for huge values, loud for broken ones."""
+"""Clips: the norm of each unit bounded, safe for huge values, loud for broken ones."""
 
 import dataclasses
 import enum
@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.defenses.base import State
+from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.schedules import Schedule
 from gradaudit.errors import require
+from gradaudit.mechanism import Mechanism, Point
 from gradaudit.models.gradients import Outer, Units
 from gradaudit.types import Key, PyTree
 
@@ -102,6 +103,35 @@ def weighted_means(
 
 
 @dataclasses.dataclass(frozen=True)
+class Scaled:
+    """Units that are not made: unit u of a tensor is factor[u] * leaf[u]."""
+
+    leaves: Sequence[Units]  # (units, ...) each
+    factors: list[jax.Array]  # (units,) each
+
+    def norms(self, norm: Norm = Norm.L2) -> list[jax.Array]:
+        """Returns the norms of each unit, (units,), for every tensor."""
+        return [
+            unit_norms(leaf, norm) * factor
+            for leaf, factor in zip(self.leaves, self.factors, strict=True)
+        ]
+
+    def times(self, factors: Sequence[jax.Array]) -> "Scaled":
+        """Returns the units scaled once more."""
+        both = zip(self.factors, factors, strict=True)
+        return Scaled(self.leaves, [old * new for old, new in both])
+
+    def made(self) -> list[jax.Array]:
+        """Returns the units themselves, (units, ...) for every tensor."""
+        plain = [x.written_out() if isinstance(x, Outer) else x for x in self.leaves]
+        return list(map(scale_units, plain, self.factors))
+
+    def means(self) -> list[jax.Array]:
+        """Returns the mean over units of every tensor."""
+        return weighted_means(self.leaves, self.factors)
+
+
+@dataclasses.dataclass(frozen=True)
 class Clip:
     """Scales each unit so that its norm is at most the bound of the round.
 
@@ -111,8 +141,9 @@ class Clip:
     2021, equation 2 (L1, global, at the client).
     """
 
-    factored: ClassVar[bool] = True
     independent: ClassVar[bool] = True
+    ends: ClassVar[bool] = False
+    factored: ClassVar[bool] = True
     bound: Schedule
     scope: Scope = Scope.TENSOR
     norm: Norm = Norm.L2
@@ -121,26 +152,36 @@ class Clip:
         """Returns no state."""
         return ()
 
-    def factors(
-        self, leaves: Sequence[Units], state: State, t: jax.Array | int
-    ) -> tuple[list[jax.Array], State]:
-        """Returns the factor of each unit, (units,), for every tensor."""
-        norms = [unit_norms(leaf, self.norm) for leaf in leaves]
-        if self.scope is Scope.GLOBAL:
-            joint = joint_norms(norms, self.norm)
-            norms = [joint] * len(norms)
-        bound = self.bound(t)
-        return [clip_factors(norm, bound) for norm in norms], state
-
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
     ) -> tuple[PyTree, State]:
         """Returns the clipped tree."""
         del key
         leaves, structure = jax.tree.flatten(tree)
-        factors, state = self.factors(leaves, state, t)
+        factors = self._factors([unit_norms(leaf, self.norm) for leaf in leaves], t)
         scaled = map(scale_units, leaves, factors)
         return jax.tree.unflatten(structure, list(scaled)), state
+
+    def in_one_pass(
+        self, key: Key, units: Scaled, state: State, t: jax.Array | int
+    ) -> tuple[Scaled, State]:
+        """Returns the clipped units."""
+        del key
+        return units.times(self._factors(units.norms(self.norm), t)), state
+
+    def _factors(self, norms: list[jax.Array], t: jax.Array | int) -> list[jax.Array]:
+        """Returns the factor of each unit, (units,), for every tensor."""
+        if self.scope is Scope.GLOBAL:
+            norms = [joint_norms(norms, self.norm)] * len(norms)
+        bound = self.bound(t)
+        return [clip_factors(norm, bound) for norm in norms]
+
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], Bound]:
+        """Releases nothing, and bounds a unit whatever bounded it before."""
+        per_tensor = self.scope is Scope.TENSOR
+        return (), Bound(self.bound, self.norm.value, per_tensor)
 
 
 class Sensitivity(Protocol):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.defenses.base import State
+from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.clipping import Scope
 from gradaudit.defenses.noise import draw_like, unbounded
 from gradaudit.defenses.schedules import Constant
@@ -55,7 +55,6 @@ class Prune:
     independent: ClassVar[bool] = True
     ratio: float
     scope: Scope = Scope.GLOBAL
-    keeps_norms: bool = dataclasses.field(default=True, init=False)
 
     def __post_init__(self) -> None:
         require(
@@ -82,6 +81,12 @@ class Prune:
             pruned.extend(keep_above(leaf, threshold) for leaf in group)
         return jax.tree.unflatten(structure, pruned), state
 
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], Bound | None]:
+        """Releases nothing, and never makes a norm larger."""
+        return (), bound
+
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
@@ -89,7 +94,6 @@ class TopK:
 
     independent: ClassVar[bool] = True
     count: int
-    keeps_norms: bool = dataclasses.field(default=True, init=False)
 
     def __post_init__(self) -> None:
         require(self.count >= 1, f"count must be at least 1, got {self.count}")
@@ -107,13 +111,19 @@ class TopK:
         threshold = smallest_kept(values, min(self.count, values.shape[1]))
         return jax.tree.map(lambda leaf: keep_above(leaf, threshold), tree), state
 
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], Bound | None]:
+        """Releases nothing, and never makes a norm larger."""
+        return (), bound
+
 
 @dataclasses.dataclass(frozen=True)
 class Sign:
     """Replaces each tensor of a unit by its signs times its mean magnitude."""
 
+    loses_scale: ClassVar[bool] = True  # of coordinates beside each other
     independent: ClassVar[bool] = True
-    keeps_norms: bool = dataclasses.field(default=False, init=False)
 
     def init(self, params: PyTree) -> State:
         """Returns no state."""
@@ -160,11 +170,6 @@ class RandomSelection:
             f"threshold must not be negative, got {self.threshold}",
         )
 
-    @property
-    def keeps_norms(self) -> bool:
-        """Returns whether an earlier clip still holds."""
-        return self.noise is None
-
     def init(self, params: PyTree) -> State:
         """Returns no state."""
         return ()
@@ -204,10 +209,13 @@ class RandomSelection:
             for part, leaf in zip(jnp.split(mask, ends, 1), leaves, strict=True)
         ]
 
-    def releases(self, point: Point, clip: object) -> tuple[Mechanism, ...]:
-        """Returns the noise's per-coordinate claim, if there is noise."""
-        del clip
-        return () if self.noise is None else self.noise.releases(point)
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], Bound | None]:
+        """Returns the noise's per-coordinate claim; without noise the bound holds."""
+        if self.noise is None:
+            return (), bound
+        return (self.noise.mechanism(point),), None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,17 +244,15 @@ class SharedNoise:
             noisy.append(jnp.where(jnp.isfinite(leaf), value, leaf))
         return noisy
 
-    def releases(self, point: Point) -> tuple[Mechanism, ...]:
+    def mechanism(self, point: Point) -> Mechanism:
         """Returns the Laplace release of one coordinate; nothing bounds a unit."""
-        return (
-            Mechanism(
-                point=point,
-                kind=NoiseKind.LAPLACE,
-                multiplier=Constant(self.epsilon),
-                sensitivity=Constant(2 * self.bound),
-                clip=unbounded,
-                norm=1,
-                coordinates="the coordinates that are sent",
-                caveats=(PER_COORDINATE,),
-            ),
+        return Mechanism(
+            point=point,
+            kind=NoiseKind.LAPLACE,
+            multiplier=Constant(self.epsilon),
+            sensitivity=Constant(2 * self.bound),
+            clip=unbounded,
+            norm=1,
+            coordinates="the coordinates that are sent",
+            caveats=(PER_COORDINATE,),
         )

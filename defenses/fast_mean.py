@@ -5,41 +5,42 @@ plus one normal draw of std / sqrt(B). Training uses that; an audit that reads t
 units runs the transforms one by one.
 """
 
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
 from gradaudit.defenses.base import State, Transform, run
-from gradaudit.defenses.clipping import weighted_means
-from gradaudit.models.gradients import Units, is_outer
+from gradaudit.defenses.clipping import Scaled
+from gradaudit.models.gradients import is_outer
+from gradaudit.text import users_code
 from gradaudit.types import Key, PyTree
 
 
 @runtime_checkable
-class Scales(Protocol):
-    """A transform that multiplies each unit's tensors by factors, and does no more."""
+class OnePass(Protocol):
+    """A transform that can act on units which are never made.
 
-    def factors(
-        self, leaves: Sequence[Units], state: State, t: jax.Array | int
-    ) -> tuple[list[jax.Array], State]:
-        """Returns the factors, (units,) for each tensor (units, ...)."""
+    `ends`: it gives the mean over units of its outputs (it adds noise, say); else it
+    only scales each unit's tensors. `factored`: norms and weighted sums are all that it
+    reads of the units, so that they may come as `Outer`.
+    """
 
+    @property
+    def ends(self) -> bool:
+        """Whether `in_one_pass` returns means."""
 
-@runtime_checkable
-class Averages(Protocol):
-    """A transform that can give the mean of its outputs without making them."""
+    @property
+    def factored(self) -> bool:
+        """Whether it can read units that are kept as factors."""
 
-    def noisy_mean(
-        self,
-        key: Key,
-        leaves: Sequence[Units],
-        factors: list[jax.Array],
-        state: State,
-        t: jax.Array | int,
-    ) -> tuple[list[jax.Array], State]:
-        """Returns the mean over units of the outputs for units factor * leaf."""
+    def in_one_pass(
+        self, key: Key, units: Scaled, state: State, t: jax.Array | int
+    ) -> tuple[Scaled | list[jax.Array], State]:
+        """Returns the mean of each tensor over units if it `ends`, else the units.
+
+        Guarantee: the law of the mean over units of what `apply` returns.
+        """
 
 
 def takes_factors(transforms: tuple[Transform, ...]) -> bool:
@@ -62,32 +63,33 @@ def mean_of_units(
     transforms costs one contraction and one draw; everything else is run.
     """
     start = _fused_from(transforms)
-    tree, states_before = run(transforms[:start], key, tree, states[:start], t)
+    tree, following = run(transforms[:start], key, tree, states[:start], t)
+    if start == len(transforms):
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree), following
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_outer)
-    fused, following = transforms[start:], list(states_before)
-    if not fused:
-        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree), states_before
-    factors = [jnp.ones(leaf.shape[0], jnp.float32) for leaf in leaves]
-    clip = fused[0]
-    if isinstance(clip, Scales):
-        factors, state = clip.factors(leaves, states[start], t)
-        following.append(state)
-    last = fused[-1]
-    if isinstance(last, Averages):
-        index = len(transforms) - 1
-        draw = jax.random.fold_in(key, index)
-        means, state = last.noisy_mean(draw, leaves, factors, states[index], t)
-        following.append(state)
-    else:
-        means = weighted_means(leaves, factors)
-    return jax.tree.unflatten(structure, means), tuple(following)
+    ones = [jnp.ones(leaf.shape[0], jnp.float32) for leaf in leaves]
+    units: Scaled | list[jax.Array] = Scaled(leaves, ones)
+    for index in range(start, len(transforms)):
+        part = transforms[index]
+        assert isinstance(part, OnePass) and isinstance(units, Scaled)
+        with users_code():
+            units, state = part.in_one_pass(
+                jax.random.fold_in(key, index), units, states[index], t
+            )
+        following += (state,)
+    means = units.means() if isinstance(units, Scaled) else units
+    return jax.tree.unflatten(structure, means), following
 
 
 def _fused_from(transforms: tuple[Transform, ...]) -> int:
-    """Returns where the fusible end starts: [Scales][Averages], or nothing."""
+    """Returns where the fusible end starts: [one that scales][one that ends]."""
     start = len(transforms)
-    if start and isinstance(transforms[start - 1], Averages):
+    if start and _ends(transforms[start - 1]) is True:
         start -= 1
-    if start and isinstance(transforms[start - 1], Scales):
+    if start and _ends(transforms[start - 1]) is False:
         start -= 1
     return start
+
+
+def _ends(transform: Transform) -> bool | None:
+    return transform.ends if isinstance(transform, OnePass) else None

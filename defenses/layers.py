@@ -7,9 +7,14 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 
-from gradaudit.defenses.base import State, Transform, is_additive, is_independent
-from gradaudit.defenses.claims import Releases
-from gradaudit.defenses.clipping import Clip
+from gradaudit.defenses.base import (
+    Bound,
+    State,
+    Transform,
+    is_additive,
+    is_independent,
+    release_of,
+)
 from gradaudit.defenses.noise import (
     NOT_CLIPPED,
     UNTIED,
@@ -135,19 +140,21 @@ class OnLayers:
         ]
         return jax.tree.unflatten(structure, merged), state
 
-    def releases(self, point: Point, clip: Clip | None) -> tuple[Mechanism, ...]:
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], None]:
         """Returns the inner release, marked as partial and therefore unbounded."""
-        if not isinstance(self.transform, Releases):
-            return ()
-        return tuple(
+        released, _ = release_of(self.transform, point, bound)
+        partial = tuple(
             dataclasses.replace(
                 mechanism,
                 clip=unbounded,
                 coordinates=str(self.selection),
                 caveats=(PARTIAL.format(layers=self.selection),),
             )
-            for mechanism in self.transform.releases(point, clip)
+            for mechanism in released
         )
+        return partial, None
 
 
 Importance = tuple[tuple[str, float], ...]  # (layer, importance); () = even
@@ -208,27 +215,28 @@ class LayerwiseLaplace:
         noise = draw_like(key, leaves, jax.random.laplace, leaves[0].shape[0])
         return jax.tree.unflatten(structure, add_noise(leaves, noise, scales)), state
 
-    def releases(self, point: Point, clip: Clip | None) -> tuple[Mechanism, ...]:
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], None]:
         """Returns the Laplace release with the whole budget."""
         caveats: tuple[str, ...] = ()
-        if clip is None:
+        if bound is None:
             caveats = (NOT_CLIPPED,)
-        elif self.sensitivity < 2 * clip.bound(0):
-            text = UNTIED.format(sensitivity=self.sensitivity, clip=2 * clip.bound(0))
+        elif self.sensitivity < 2 * bound.limit(0):
+            text = UNTIED.format(sensitivity=self.sensitivity, clip=2 * bound.limit(0))
             caveats = (text,)
-        return (
-            Mechanism(
-                point=point,
-                kind=NoiseKind.LAPLACE,
-                multiplier=Constant(self.epsilon),
-                sensitivity=Constant(self.sensitivity),
-                clip=clip.bound if clip else unbounded,
-                norm=1,
-                per_tensor=False,
-                coordinates="all, epsilon split over the layers",
-                caveats=caveats,
-            ),
+        mechanism = Mechanism(
+            point=point,
+            kind=NoiseKind.LAPLACE,
+            multiplier=Constant(self.epsilon),
+            sensitivity=Constant(self.sensitivity),
+            clip=bound.limit if bound else unbounded,
+            norm=1,
+            per_tensor=False,
+            coordinates="all, epsilon split over the layers",
+            caveats=caveats,
         )
+        return (mechanism,), None
 
 
 def pogz(model: Model, params: PyTree, inputs: jax.Array) -> Importance:

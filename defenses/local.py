@@ -12,7 +12,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from gradaudit.defenses.base import State
+from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.clipping import unit_norms
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import require
@@ -98,19 +98,20 @@ class LdpRandomizer:
 
         return jax.vmap(answer)(jax.random.split(key, units), tree), state
 
-    def releases(self, point: Point, clip: object) -> tuple[Mechanism, ...]:
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], None]:
         """Returns the epsilon-LDP randomizer."""
-        del clip  # it clips by itself
-        return (
-            Mechanism(
-                point=point,
-                kind=NoiseKind.RANDOMIZER,
-                multiplier=Constant(self.epsilon),
-                sensitivity=Constant(self.clip),
-                clip=Constant(self.clip),
-                per_tensor=False,
-            ),
+        del bound  # it clips by itself
+        mechanism = Mechanism(
+            point=point,
+            kind=NoiseKind.RANDOMIZER,
+            multiplier=Constant(self.epsilon),
+            sensitivity=Constant(self.clip),
+            clip=Constant(self.clip),
+            per_tensor=False,
         )
+        return (mechanism,), None
 
 
 @dataclasses.dataclass(frozen=True)

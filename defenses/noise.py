@@ -1,4 +1,4 @@
-"""Why a noise scale may not be the guarantee that it is accounted as, in sentences."""
+"""Noise that is tied to a clip, and sentences on where the two are no guarantee."""
 
 import dataclasses
 import enum
@@ -9,16 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.defenses.base import State
+from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.clipping import (
     Clip,
     FixedSensitivity,
     LargestNorm,
+    Scaled,
     Scope,
     Sensitivity,
     unit_norms,
-    weighted_means,
 )
+from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.schedules import Constant, Schedule, as_schedule
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.models.gradients import Units
@@ -29,30 +30,25 @@ NOT_CLIPPED = (
     "there is no differential privacy guarantee."
 )
 
-
 DATA_DEPENDENT = (
     "The noise scale is the largest norm in the private batch (l2-max): it depends on "
     "the data that it should hide, so the Gaussian mechanism's guarantee does not hold."
 )
-
 
 PER_TENSOR = (
     "Each of the M tensors is clipped to C on its own, so one unit can change the "
     "release by C * sqrt(M) jointly; the claim counts C."
 )
 
-
 ON_BATCH = (
     "One draw hides the batch sum; an adversary who reads single examples (type 2) is "
     "not covered by the claim."
 )
 
-
 UNTIED = (
     "The noise is scaled to {sensitivity:.6g} while the clip allows {clip:.6g}: the "
     "noise multiplier that holds is smaller than the one that is claimed."
 )
-
 
 WRONG_NORM = (
     "The clip bounds the L{clip} norm and the noise is calibrated for L{noise}."
@@ -64,109 +60,27 @@ def unbounded(t: int) -> None:
 
 
 def caveats(
-    clip: Clip | None, sensitivity: Sensitivity, noise_norm: int, on_batch: bool
+    bound: Bound | None, sensitivity: Sensitivity, noise_norm: int, on_batch: bool
 ) -> tuple[str, ...]:
-    """Returns the sentences that apply to noise of this sensitivity after this clip."""
-    if clip is None:
+    """Returns the sentences that apply to noise of this sensitivity on such units."""
+    if bound is None:
         return (NOT_CLIPPED,)
     found = []
     if sensitivity.data_dependent:
         found.append(DATA_DEPENDENT)
-    if clip.scope is Scope.TENSOR:
+    if bound.per_tensor:
         found.append(PER_TENSOR)
     if on_batch:
         found.append(ON_BATCH)
-    claimed, allowed = sensitivity.bound(0), clip.bound(0)
+    claimed, allowed = sensitivity.bound(0), bound.limit(0)
     if claimed < allowed * (1 - 1e-9):
         found.append(UNTIED.format(sensitivity=claimed, clip=allowed))
-    if clip.norm.value > noise_norm:
-        found.append(WRONG_NORM.format(clip=clip.norm.value, noise=noise_norm))
+    if bound.norm > noise_norm:
+        found.append(WRONG_NORM.format(clip=bound.norm, noise=noise_norm))
     return tuple(found)
 
 
 Sampler = Callable[[Key, tuple[int, ...]], jax.Array]
-
-
-_PARITY = np.uint32(0x1BD11BDA)
-
-
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-
-
-_ONE = np.float32(1.0).view(np.uint32)
-
-
-# Giles 2010, Approximating the erfinv function, single precision: centre, tails.
-_GILES = (
-    (2.81022636e-08, -0.000200214257),
-    (3.43273939e-07, 0.000100950558),
-    (-3.5233877e-06, 0.00134934322),
-    (-4.39150654e-06, -0.00367342844),
-    (0.00021858087, 0.00573950773),
-    (-0.00125372503, -0.0076224613),
-    (-0.00417768164, 0.00943887047),
-    (0.246640727, 1.00167406),
-    (1.50140941, 2.83297682),
-)
-
-
-_ABOVE_MINUS_ONE = np.nextafter(np.float32(-1), np.float32(0))
-
-
-def standard_normal(key: Key, shape: tuple[int, ...]) -> jax.Array:
-    """Returns independent N(0, 1) numbers, float32; equal keys give equal bytes.
-
-    `jax.random.normal` hashes one counter per number and keeps half of the hash, so
-    that the draw can be cut over devices, and its hash is a loop on CPU. Training
-    draws whole trees on one device: both halves kept and the loop unrolled into one
-    fused pass is several times faster.
-    """
-    if str(jax.random.key_impl(key)) != "threefry2x32":
-        return jax.random.normal(key, shape)
-    count = int(np.prod(shape))
-    half = -(-count // 2)
-    first = jax.lax.iota(jnp.uint32, half)
-    halves = threefry(jax.random.key_data(key), first, first + np.uint32(half))
-    # Joined before they are used, or every use would hash the counters again.
-    return _normal_from(jnp.concatenate(halves))[:count].reshape(shape)
-
-
-def threefry(
-    key: jax.Array, left: jax.Array, right: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the hash of pairs of counters: threefry 2x32, 20 rounds, unrolled.
-
-    The same function as `jax.extend.random.threefry_2x32`.
-    """
-    keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
-    left, right = left + keys[0], right + keys[1]
-    for group in range(5):
-        for distance in _ROTATIONS[group % 2]:
-            left = left + right
-            right = (right << np.uint32(distance)) | (right >> np.uint32(32 - distance))
-            right = left ^ right
-        left = left + keys[(group + 1) % 3]
-        right = right + keys[(group + 2) % 3] + np.uint32(group + 1)
-    return left, right
-
-
-def _normal_from(bits: jax.Array) -> jax.Array:
-    """Returns sqrt(2) erfinv(u) for u uniform in (-1, 1), in one pass.
-
-    Giles's polynomials, as `jax.lax.erf_inv` has them, but log(1 - u^2) by one log:
-    log1p would only sharpen it where the result no longer depends on it.
-    """
-    # 23 random bits as the mantissa of a number in [1, 2), then U[-1, 1).
-    mantissa = jax.lax.shift_right_logical(bits, jnp.uint32(9)) | _ONE
-    unit = 2 * jax.lax.bitcast_convert_type(mantissa, jnp.float32) - 3
-    unit = jnp.maximum(unit, _ABOVE_MINUS_ONE)
-    w = -jnp.log((1 - unit) * (1 + unit))
-    central = w < 5
-    x = jnp.where(central, w - 2.5, jnp.sqrt(w) - 3)
-    total = jnp.zeros_like(x)
-    for inner, outer in _GILES:
-        total = total * x + jnp.where(central, np.float32(inner), np.float32(outer))
-    return np.float32(2**0.5) * total * unit
 
 
 def draw_like(
@@ -218,6 +132,7 @@ class GaussianNoise:
     the batch (NoiseAt.BATCH, see there).
     """
 
+    ends: ClassVar[bool] = True
     factored: ClassVar[bool] = True
     multiplier: Schedule
     sensitivity: Sensitivity
@@ -260,43 +175,36 @@ class GaussianNoise:
         noisy = add_noise(leaves, noise, [std] * len(leaves))
         return jax.tree.unflatten(structure, noisy), state
 
-    def noisy_mean(
-        self,
-        key: Key,
-        leaves: Sequence[Units],
-        factors: list[jax.Array],
-        state: State,
-        t: jax.Array | int,
+    def in_one_pass(
+        self, key: Key, units: Scaled, state: State, t: jax.Array | int
     ) -> tuple[list[jax.Array], State]:
-        """Returns the mean over units of (factor * unit + noise), with one draw."""
-        units = leaves[0].shape[0]
-        norms = [
-            norm * factor
-            for norm, factor in zip(self._norms(leaves), factors, strict=False)
-        ]
-        spread = units if self.at is NoiseAt.BATCH else units**0.5
+        """Returns the mean over units of (unit + noise), with one draw."""
+        count = units.leaves[0].shape[0]
+        norms = units.norms() if self.sensitivity.data_dependent else []
+        spread = count if self.at is NoiseAt.BATCH else count**0.5
         std = self._std(norms, t) / spread
-        means = weighted_means(leaves, factors)
-        noise = draw_like(key, leaves, standard_normal)
+        means = units.means()
+        noise = draw_like(key, units.leaves, standard_normal)
         return add_noise(means, noise, [std] * len(means)), state
 
-    def releases(self, point: Point, clip: Clip | None) -> tuple[Mechanism, ...]:
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], None]:
         """Returns what the noise claims, given what bounds the unit."""
         on_batch = self.at is NoiseAt.BATCH
-        return (
-            Mechanism(
-                point=point,
-                kind=NoiseKind.GAUSSIAN,
-                multiplier=self.multiplier,
-                sensitivity=self.sensitivity.bound,
-                clip=clip.bound if clip else unbounded,
-                norm=clip.norm.value if clip else 2,
-                per_tensor=clip.scope is Scope.TENSOR if clip else True,
-                data_dependent=self.sensitivity.data_dependent,
-                on_batch_sum=on_batch,
-                caveats=caveats(clip, self.sensitivity, 2, on_batch),
-            ),
+        mechanism = Mechanism(
+            point=point,
+            kind=NoiseKind.GAUSSIAN,
+            multiplier=self.multiplier,
+            sensitivity=self.sensitivity.bound,
+            clip=bound.limit if bound else unbounded,
+            norm=bound.norm if bound else 2,
+            per_tensor=bound.per_tensor if bound else True,
+            data_dependent=self.sensitivity.data_dependent,
+            on_batch_sum=on_batch,
+            caveats=caveats(bound, self.sensitivity, 2, on_batch),
         )
+        return (mechanism,), None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,21 +246,22 @@ class LaplaceNoise:
         noisy = add_noise(leaves, noise, [scale] * len(leaves))
         return jax.tree.unflatten(structure, noisy), state
 
-    def releases(self, point: Point, clip: Clip | None) -> tuple[Mechanism, ...]:
+    def release(
+        self, point: Point, bound: Bound | None
+    ) -> tuple[tuple[Mechanism, ...], None]:
         """Returns what the noise claims, given what bounds the unit."""
-        return (
-            Mechanism(
-                point=point,
-                kind=NoiseKind.LAPLACE,
-                multiplier=self.epsilon,
-                sensitivity=self.sensitivity.bound,
-                clip=clip.bound if clip else unbounded,
-                norm=clip.norm.value if clip else 1,
-                per_tensor=clip.scope is Scope.TENSOR if clip else True,
-                data_dependent=self.sensitivity.data_dependent,
-                caveats=caveats(clip, self.sensitivity, 1, on_batch=False),
-            ),
+        mechanism = Mechanism(
+            point=point,
+            kind=NoiseKind.LAPLACE,
+            multiplier=self.epsilon,
+            sensitivity=self.sensitivity.bound,
+            clip=bound.limit if bound else unbounded,
+            norm=bound.norm if bound else 1,
+            per_tensor=bound.per_tensor if bound else True,
+            data_dependent=self.sensitivity.data_dependent,
+            caveats=caveats(bound, self.sensitivity, 1, on_batch=False),
         )
+        return (mechanism,), None
 
 
 def plain_gaussian(std: float) -> GaussianNoise:
@@ -366,7 +275,6 @@ def plain_laplace(scale: float) -> LaplaceNoise:
 
 
 NO_CLIP = 1e30  # a bound that no gradient reaches
-
 
 OFF = {"clip": NO_CLIP, "sigma": 0.0}
 

@@ -12,8 +12,7 @@ import types
 import typing
 from typing import Any
 
-from gradaudit.defenses.base import Defense
-from gradaudit.defenses.claims import compose, defend
+from gradaudit.defenses.base import Defense, compose, defend
 from gradaudit.defenses.presets import PRESETS
 from gradaudit.defenses.schedules import Schedule, Table, decay
 from gradaudit.errors import InputError, require, unknown_name

@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
-from gradaudit.defenses.base import Defense
-from gradaudit.defenses.claims import defend
+from gradaudit.defenses.base import Defense, defend
 from gradaudit.defenses.clipping import Scope
 from gradaudit.defenses.noise import NO_CLIP, OFF, NoiseAt, sanitize
 from gradaudit.defenses.schedules import Schedule, decay

@@ -1,8 +1,7 @@
 """Named defenses beside DP-SGD: compression, plain noise, adaptive, local."""
 
 from gradaudit.defenses.adaptive import AdaClip, QuantileClip
-from gradaudit.defenses.base import Defense, Transform
-from gradaudit.defenses.claims import defend
+from gradaudit.defenses.base import Defense, Transform, defend
 from gradaudit.defenses.clipping import Clip, FixedSensitivity, Norm, Scope
 from gradaudit.defenses.compression import Prune, RandomSelection, SharedNoise
 from gradaudit.defenses.layers import (

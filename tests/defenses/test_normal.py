@@ -1,0 +1,52 @@
+"""The generator of normal numbers: its hash, its formula, its law."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.random import threefry_2x32
+from scipy import special, stats
+
+from gradaudit.defenses.normal import _normal_from, standard_normal, threefry
+
+
+def test_threefry_is_that_of_jax():
+    key = jax.random.key_data(jax.random.key(3))
+    counters = jnp.arange(1000, dtype=jnp.uint32)
+    ours = jnp.concatenate(threefry(key, counters[:500], counters[500:]))
+    np.testing.assert_array_equal(ours, threefry_2x32(key, counters))
+
+
+def test_normal_numbers_are_exact_to_float32_for_every_pattern_of_bits():
+    bits = np.arange(2**9, 2**32, 2**9, dtype=np.uint32)  # all but u = -1
+    unit = 2.0 * (bits >> 9 | 0x3F800000).astype(np.uint32).view(np.float32) - 3
+    exact = np.sqrt(2) * special.erfinv(unit.astype(np.float64))
+    ours = np.asarray(_normal_from(jnp.asarray(bits)), np.float64)
+    np.testing.assert_allclose(ours, exact, rtol=1e-6, atol=1e-12)
+    smallest = float(_normal_from(jnp.zeros(1, jnp.uint32))[0])
+    assert -6 < smallest < exact.min()
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100_001])
+def test_any_number_of_them(count):
+    drawn = np.asarray(standard_normal(jax.random.key(1), (count,)))
+    assert drawn.shape == (count,)
+    if count > 1000:
+        assert stats.kstest(drawn, "norm").pvalue > 1e-3
+        assert len(np.unique(drawn)) > 0.99 * count
+
+
+def test_standard_normal_is_normal():
+    draw = jax.jit(lambda key: standard_normal(key, (1_000_001,)))
+    draws = np.asarray(draw(jax.random.key(0)), np.float64)
+    assert draws.mean() == pytest.approx(0, abs=0.005)
+    assert draws.std() == pytest.approx(1, abs=0.004)
+    assert (draws**4).mean() == pytest.approx(3, abs=0.06)
+    assert np.mean(np.abs(draws) > 3) == pytest.approx(0.0027, rel=0.1)
+    halves = np.corrcoef(draws[:500_000], draws[500_000:1_000_000])[0, 1]
+    assert abs(halves) < 0.01
+    keys = jax.random.split(jax.random.key(1), 3)
+    together = jax.vmap(lambda key: standard_normal(key, (7,)))(keys)
+    np.testing.assert_array_equal(together[1], standard_normal(keys[1], (7,)))
+    other = standard_normal(jax.random.key(0, impl="rbg"), (4,))
+    assert other.shape == (4,)
