@@ -5,7 +5,6 @@ Lower Bounds of Local Differential Privacy via Adversary Instantiations in Feder
 Learning"), and the same game on any mechanism.
 """
 
-from gradaudit.distinguish.adversaries import ADVERSARIES, Adversary, LdpConfig
 from gradaudit.distinguish.any_mechanism import (
     MechanismReport,
     ReleaseResult,
@@ -14,36 +13,34 @@ from gradaudit.distinguish.any_mechanism import (
 )
 from gradaudit.distinguish.blackbox import Server
 from gradaudit.distinguish.bounds import (
+    Cell,
+    Family,
     Verdict,
     ceiling,
     empirical_epsilon,
     lower_bound,
     trials_needed,
 )
+from gradaudit.distinguish.crafters import ADVERSARIES, Adversary
 from gradaudit.distinguish.game import Box
-from gradaudit.distinguish.ldp_sgd import (
-    LdpReport,
-    LdpResult,
-    audit,
-    ldp_audit,
-    norm_sweep,
-)
+from gradaudit.distinguish.ldp_sgd import LdpConfig, LdpReport, ldp_audit, play_cells
 from gradaudit.distinguish.subjects import Claim, Neighbours, of_defense, of_function
+from gradaudit.distinguish.whitebox import norm_sweep
 
 __all__ = [
     "ADVERSARIES",
     "Adversary",
     "Box",
+    "Cell",
     "Claim",
+    "Family",
     "LdpConfig",
     "LdpReport",
-    "LdpResult",
     "MechanismReport",
     "Neighbours",
     "ReleaseResult",
     "Server",
     "Verdict",
-    "audit",
     "audit_release",
     "ceiling",
     "empirical_epsilon",
@@ -53,5 +50,6 @@ __all__ = [
     "norm_sweep",
     "of_defense",
     "of_function",
+    "play_cells",
     "trials_needed",
 ]

@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -13,36 +11,45 @@ import numpy as np
 
 from gradaudit import machine
 from gradaudit.data import load_dataset
+from gradaudit.defenses.base import Defense
 from gradaudit.distinguish.bounds import (
+    CAVEATS,
     SIGNIFICANCE,
     Verdict,
     ceiling,
+    check_epsilon,
+    check_significance,
     judge,
     library_estimates,
     lower_bound,
     trials_needed,
 )
-from gradaudit.distinguish.cells import (
-    CAVEATS,
-    SCHEMA,
+from gradaudit.distinguish.game import (
+    Advance,
     Counter,
-    Progress,
-    plain,
-    plain_setting,
-    silent,
-    write_result,
+    Tell,
+    Trials,
+    check_seed,
+    check_trials,
+    ignore,
+    interrupts_between_steps,
+    keys_over_devices,
+    play_in_chunks,
 )
-from gradaudit.distinguish.game import Trials, check_significance, check_trials
 from gradaudit.distinguish.subjects import (
     DELTA,
     Claim,
     Neighbours,
     Pair,
     Release,
+    check_release,
     load_subject,
 )
-from gradaudit.errors import InputError
+from gradaudit.errors import require
 from gradaudit.models.networks import build_model
+from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.spec import Spec
+from gradaudit.text import users_code
 from gradaudit.types import Key
 
 _TINY = 1e-12
@@ -113,12 +120,7 @@ STATISTICS: tuple[Statistic, ...] = (
 )
 
 
-Advance = Callable[[int], None]  # told about the trials just played
-
-
 _NUMBERS = 2**22  # held at a time: trials x coordinates
-
-
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 2**6, 2**14  # trials
 
 
@@ -136,45 +138,17 @@ class ReleaseGame:
 
     def play(self, key: Key, pair: Pair, trials: int) -> tuple[Trials, ...]:
         """Returns trials for every statistic, on the same outputs."""
-        firsts, scores = [], []
-        for index, start in enumerate(range(0, trials, self.size)):
-            keys = jax.random.split(jax.random.fold_in(key, index), self.size)
-            first, score = _play_chunk(
-                self.release, self.statistics, keys, pair.vectors
+
+        def chunk(part_key: Key, count: int) -> tuple[jax.Array, jax.Array]:
+            del count  # the pilot runs the test's program
+            keys = keys_over_devices(part_key, self.size)
+            played: tuple[jax.Array, jax.Array] = _play_chunk(
+                self.release, self.statistics, pair.vectors, keys
             )
-            count = min(self.size, trials - start)
-            firsts.append(np.asarray(first)[:count])
-            scores.append(np.asarray(score)[:count])
-            self.advance(count)
-        chosen, table = np.concatenate(firsts), np.concatenate(scores)
-        return tuple(Trials(chosen, column) for column in table.T)
+            return played
 
-
-def check_release(key: Key, release: Release, vector: jax.Array) -> None:
-    """Raises `InputError` unless the mechanism returns finite values of one shape."""
-    try:
-        output = jax.jit(release)(key, vector)
-    except InputError:
-        raise
-    except Exception as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise InputError(
-            "the mechanism failed on a vector of "
-            f"{vector.size} numbers: {type(error).__name__}: {first_line}; it must be "
-            "a function (key, vector) -> vector in jax.numpy"
-        ) from error
-    shape = getattr(output, "shape", type(output).__name__)
-    if shape != vector.shape:
-        raise InputError(
-            f"the mechanism must return the shape of its input, {vector.shape}, "
-            f"got {shape}"
-        )
-    bad = int(jnp.sum(~jnp.isfinite(output)))
-    if bad:
-        raise InputError(
-            f"the mechanism returned {bad} of {vector.size} values that are NaN or "
-            "infinite for a finite vector"
-        )
+        first, table = play_in_chunks(key, trials, self.size, chunk, self.advance)
+        return tuple(Trials(first, column) for column in table.T)
 
 
 def chunk_size(trials: int, numbers: int) -> int:
@@ -186,10 +160,10 @@ def chunk_size(trials: int, numbers: int) -> int:
 def _play_chunk(
     release: Release,
     statistics: tuple[Statistic, ...],
-    keys: jax.Array,
     vectors: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    def trial(key: Key) -> tuple[jax.Array, jax.Array]:
+    keys: jax.Array,
+) -> Any:
+    def trial(key: Key, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
         choice_key, release_key = jax.random.split(key)
         first = jax.random.bernoulli(choice_key)
         output = release(release_key, jnp.where(first, vectors[0], vectors[1]))
@@ -197,15 +171,14 @@ def _play_chunk(
         broken = ~jnp.all(jnp.isfinite(output))
         return first, jnp.where(broken, jnp.nan, scores)
 
-    return jax.vmap(trial)(keys)
+    def play(vectors: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.vmap(lambda key: trial(key, vectors))(keys)
+
+    return machine.over_units(play, shared=1)(vectors, keys)
 
 
 TRIALS = 100_000
-
-
 PILOT = 0.1  # share of the trials that each pair gets in the pilot, on top
-
-
 # Tails, where small noise shows, and the middle, where a randomizer's answer shows.
 _QUANTILES = np.concatenate([np.geomspace(1e-3, 0.1, 12), np.linspace(0.15, 0.5, 8)])
 
@@ -229,11 +202,9 @@ class ReleaseResult:
     trials_needed: int
     estimates: dict[str, float]
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns plain values; a number that is not finite becomes None."""
-        values = dataclasses.asdict(self) | {"verdict": self.verdict.value}
-        finite: dict[str, Any] = plain(values)
-        return finite
+    def plain(self) -> dict[str, Any]:
+        """Returns the fields as JSON holds them."""
+        return dataclasses.asdict(self) | {"verdict": self.verdict.value}
 
 
 def total_trials(choices: int, trials: int) -> int:
@@ -250,7 +221,7 @@ def audit_release(
     closed_form: float | None = None,
     trials: int = TRIALS,
     significance: float = SIGNIFICANCE,
-    advance: Advance = lambda trials: None,
+    advance: Advance = ignore,
 ) -> ReleaseResult:
     """Tests a mechanism's claim.
 
@@ -265,8 +236,8 @@ def audit_release(
       advance: told about the trials just played.
     """
     check_trials(trials)
-    check_release(key, release, choices[0].vectors[0])
-    pilot_key, test_key = jax.random.split(key)
+    pilot_key, test_key, check_key = jax.random.split(key, 3)
+    check_release(check_key, release, choices[0].vectors[0])
     size = chunk_size(trials, choices[0].vectors.shape[1])
     game = ReleaseGame(release, STATISTICS, size, advance)
     chosen = _choose(pilot_key, game, choices, claim, _pilot_trials(trials))
@@ -327,10 +298,10 @@ def _thresholds(trials: Trials) -> list[float]:
 
 
 @dataclasses.dataclass(frozen=True)
-class MechanismReport:
+class MechanismReport(Result):
     """An audit of one mechanism's claim, and how to run it again."""
 
-    settings: dict[str, Any]
+    spec: Spec
     name: str
     result: ReleaseResult
     caveats: tuple[str, ...]
@@ -338,25 +309,27 @@ class MechanismReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of result.json."""
+        result = self.result
         return {
-            "schema_version": SCHEMA,
-            "config": self.settings,
+            "schema_version": SCHEMA_VERSION,
+            "spec": self.spec.plain(),
             "environment": machine.describe(),
+            "status": "done",
             "mechanism": self.name,
-            "result": self.result.as_json(),
+            "metrics": {
+                "claimed": result.claim.epsilon,
+                "lower_bound": result.lower_bound,
+                "verdict": result.verdict.value,
+            },
+            "result": result.plain(),
             "caveats": list(self.caveats),
             "timing": {"total_s": round(self.seconds, 3)},
             "limitations": list(CAVEATS),
         }
 
-    def save(self, folder: Path) -> Path:
-        """Writes result.json; returns the folder."""
-        write_result(folder, self.to_dict())
-        return folder
-
 
 def mechanism_audit(
-    mechanism: str,
+    mechanism: str | Defense,
     *,
     epsilon: float | None = None,
     delta: float = DELTA,
@@ -366,13 +339,13 @@ def mechanism_audit(
     trials: int = TRIALS,
     significance: float = SIGNIFICANCE,
     seed: int = 0,
-    progress: Progress = silent,
+    progress: Tell | None = None,
 ) -> MechanismReport:
     """Tests the claim of a defense, or of a function in a file, as a black box.
 
     Args:
-      mechanism: `fed-cdp:clip=4,sigma=6`, `file.py:defense` or `file.py:function`,
-        where the function is `(key, vector) -> vector` in jax.numpy.
+      mechanism: `fed-cdp:clip=4,sigma=6`, `file.py:defense`, `file.py:function`, where
+        the function is `(key, vector) -> vector` in jax.numpy, or a defense.
       epsilon: the claim; a defense's own when absent, required for a function.
       delta: of the claim of Gaussian noise.
       neighbours: which pairs the claim covers, see `Neighbours`.
@@ -381,11 +354,20 @@ def mechanism_audit(
       trials: of the test.
       significance: 1 - confidence of the bound.
       seed: everything random follows from it.
-      progress: told about progress.
+      progress: `progress(label, done, total)` is told about the trials.
+
+    SIGINT and SIGTERM raise KeyboardInterrupt: half a test proves nothing.
     """
-    settings = {key: plain_setting(value) for key, value in locals().items()}
-    del settings["progress"]
+    arguments = dict(locals())
+    del arguments["progress"]
+    check_trials(trials)
     check_significance(significance)
+    check_seed(seed)
+    require(0 <= delta < 1, f"delta must lie in [0, 1), got {delta}")
+    if epsilon is not None:
+        check_epsilon(epsilon)
+    spec = Spec.of("ldp-mechanism", **arguments)
+    machine.configure()
     data = load_dataset(dataset)
     network = build_model(model, data.shape, data.classes)
     key = jax.random.key(seed)
@@ -394,17 +376,23 @@ def mechanism_audit(
     subject = load_subject(
         mechanism, params, neighbours=neighbours, epsilon=epsilon, delta=delta
     )
-    tell = Counter(total_trials(len(subject.pairs), trials), progress)
+    count = Counter(total_trials(len(subject.pairs), trials), progress)
     start = time.perf_counter()
-    result = audit_release(
-        jax.random.fold_in(key, 1),
-        subject.release,
-        subject.pairs,
-        subject.claim,
-        closed_form=subject.closed_form,
-        trials=trials,
-        significance=significance,
-        advance=lambda count: tell(subject.name, count),
-    )
+    with interrupts_between_steps() as check, users_code():
+
+        def advance(trials: int) -> None:
+            count(subject.name, trials)
+            check()
+
+        result = audit_release(
+            jax.random.fold_in(key, 1),
+            subject.release,
+            subject.pairs,
+            subject.claim,
+            closed_form=subject.closed_form,
+            trials=trials,
+            significance=significance,
+            advance=advance,
+        )
     seconds = time.perf_counter() - start
-    return MechanismReport(settings, subject.name, result, subject.caveats, seconds)
+    return MechanismReport(spec, subject.name, result, subject.caveats, seconds)

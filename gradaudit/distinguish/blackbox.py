@@ -1,18 +1,23 @@
-"""The server of LDP-SGD: one step from the mean of the clients' answers."""
+"""The black-box game: the distinguisher sees the model before and after one step."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from gradaudit import machine
 from gradaudit.defenses.local import debias_factor, randomize
-from gradaudit.distinguish.crafters import Crafted
-from gradaudit.distinguish.game import Trials
+from gradaudit.distinguish.game import (
+    Advance,
+    Crafted,
+    Trials,
+    ignore,
+    keys_over_devices,
+    play_in_chunks,
+)
 from gradaudit.errors import require
 from gradaudit.models.model import Model
 from gradaudit.tree import flatten
@@ -39,8 +44,8 @@ class Server:
             f"learning_rate must be positive and finite, got {self.learning_rate}",
         )
         require(
-            self.radius is None or self.radius > 0,
-            f"radius must be positive, got {self.radius}",
+            self.radius is None or (math.isfinite(self.radius) and self.radius > 0),
+            f"radius must be positive and finite, got {self.radius}",
         )
 
     def step_length(self, size: int, epsilon: float, clip: float) -> float:
@@ -77,7 +82,7 @@ class LossFell:
         self, model: Model, before: PyTree, after: PyTree, known: Crafted
     ) -> jax.Array:
         """Returns by how much the loss of x1 fell."""
-        return -_loss_changes(model, before, after, known)[0]
+        return -_loss_changes(model, before, after, known, 1)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +93,7 @@ class LargerChange:
         self, model: Model, before: PyTree, after: PyTree, known: Crafted
     ) -> jax.Array:
         """Returns |change of x1's loss| - |change of x2's loss|."""
-        changes = jnp.abs(_loss_changes(model, before, after, known))
+        changes = jnp.abs(_loss_changes(model, before, after, known, 2))
         return changes[0] - changes[1]
 
 
@@ -125,18 +130,19 @@ def play_black(
     bystanders: jax.Array,
     epsilons: tuple[float, ...],
     trials: int,
-    progress: Callable[[int], None] = lambda trials: None,
+    advance: Advance = ignore,
 ) -> tuple[Trials, ...]:
     """Plays the game at several epsilons, with the same random directions for all.
 
     Args:
-      key: randomness; trial i depends on (key, i) only through its chunk.
+      key: randomness; a trial depends on the key and its own number only, not on the
+        number of devices or on the other epsilons.
       game: model, server and rule.
       crafted: what the crafter made.
       bystanders: (n - 1, d), the gradients of the other clients of the update.
       epsilons: privacy parameters; one `Trials` is returned for each.
       trials: how many.
-      progress: called with the trials just played.
+      advance: told about the trials just played.
     """
     size = crafted.gradients.shape[1]
     steps = jnp.array([game.server.step_length(size, e, game.clip) for e in epsilons])
@@ -144,60 +150,80 @@ def play_black(
     # Step lengths are data: another learning rate must not compile again.
     server = Server(radius=game.server.radius)
     game = dataclasses.replace(game, server=server)
-    chunk = min(trials, BLACK_CHUNK)
-    firsts, scores = [], []
-    for index, start in enumerate(range(0, trials, chunk)):
-        keys = jax.random.split(jax.random.fold_in(key, index), chunk)
-        first, score = _play_chunk(game, keys, crafted, bystanders, settings)
-        count = min(chunk, trials - start)
-        firsts.append(np.asarray(first)[:count])
-        scores.append(np.asarray(score)[:count])
-        progress(count)
-    chosen, table = np.concatenate(firsts), np.concatenate(scores)
-    return tuple(Trials(chosen, table[:, column]) for column in range(len(epsilons)))
+
+    def chunk(part_key: Key, count: int) -> tuple[jax.Array, jax.Array]:
+        keys = keys_over_devices(part_key, count)
+        played: tuple[jax.Array, jax.Array] = _play_chunk(
+            game, crafted, bystanders, settings, keys
+        )
+        return played
+
+    first, table = play_in_chunks(key, trials, BLACK_CHUNK, chunk, advance)
+    return tuple(Trials(first, column) for column in table.T)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _play_chunk(
     game: BlackGame,
-    keys: jax.Array,
     crafted: Crafted,
     bystanders: jax.Array,
     settings: tuple[jax.Array, jax.Array],
+    keys: jax.Array,
+) -> Any:
+    def play(
+        crafted: Crafted,
+        bystanders: jax.Array,
+        settings: tuple[jax.Array, jax.Array],
+        keys: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
+        def trial(key: Key) -> tuple[jax.Array, jax.Array]:
+            return _play_trial(game, crafted, bystanders, settings, key)
+
+        return jax.vmap(trial)(keys)
+
+    over_devices = machine.over_units(play, shared=3)
+    return over_devices(crafted, bystanders, settings, keys)
+
+
+def _play_trial(
+    game: BlackGame,
+    crafted: Crafted,
+    bystanders: jax.Array,
+    settings: tuple[jax.Array, jax.Array],
+    key: Key,
 ) -> tuple[jax.Array, jax.Array]:
+    """Returns whether g1 was randomized, and one score for every epsilon."""
     before, unflatten = flatten(crafted.params)
+    choice_key, answer_key = jax.random.split(key)
+    first = jax.random.bernoulli(choice_key)
+    gradient = jnp.where(first, crafted.gradients[0], crafted.gradients[1])
 
-    def mean_answer(key: Key, gradient: jax.Array, epsilon: Any) -> jax.Array:
-        own_key, others_key = jax.random.split(key)
-        total = randomize(own_key, gradient, epsilon, game.clip)
-        others = jax.random.split(others_key, len(bystanders))
+    def score(epsilon: jax.Array, step: jax.Array) -> jax.Array:
+        answer = _mean_answer(answer_key, gradient, bystanders, epsilon, game.clip)
+        after = unflatten(game.server.update(before, answer, step))
+        return game.rule.score(game.model, crafted.params, after, crafted)
 
-        def add(
-            total: jax.Array, other: tuple[Key, jax.Array]
-        ) -> tuple[jax.Array, None]:
-            return total + randomize(*other, epsilon, game.clip), None
+    return first, jax.vmap(score)(*settings)
 
-        total, _ = jax.lax.scan(add, total, (others, bystanders))
-        return total / (1 + len(bystanders))
 
-    def trial(key: Key) -> tuple[jax.Array, jax.Array]:
-        choice_key, answer_key = jax.random.split(key)
-        first = jax.random.bernoulli(choice_key)
-        gradient = jnp.where(first, crafted.gradients[0], crafted.gradients[1])
+def _mean_answer(
+    key: Key, gradient: jax.Array, bystanders: jax.Array, epsilon: Any, clip: float
+) -> jax.Array:
+    """Returns the mean of the randomized gradients of a victim and its bystanders."""
+    own_key, others_key = jax.random.split(key)
+    total = randomize(own_key, gradient, epsilon, clip)
+    others = jax.random.split(others_key, len(bystanders))
 
-        def score(epsilon: jax.Array, step: jax.Array) -> jax.Array:
-            answer = mean_answer(answer_key, gradient, epsilon)
-            after = unflatten(game.server.update(before, answer, step))
-            return game.rule.score(game.model, crafted.params, after, crafted)
+    def add(total: jax.Array, other: tuple[Key, jax.Array]) -> tuple[jax.Array, None]:
+        return total + randomize(*other, epsilon, clip), None
 
-        return first, jax.vmap(score)(*settings)
-
-    return jax.vmap(trial)(keys)
+    total, _ = jax.lax.scan(add, total, (others, bystanders))
+    return total / (1 + len(bystanders))
 
 
 def _loss_changes(
-    model: Model, before: PyTree, after: PyTree, known: Crafted
+    model: Model, before: PyTree, after: PyTree, known: Crafted, count: int
 ) -> jax.Array:
-    return model.losses(after, known.inputs, known.targets) - model.losses(
-        before, known.inputs, known.targets
-    )
+    """Returns by how much the losses of the first `count` inputs changed."""
+    inputs, targets = known.inputs[:count], known.targets[:count]
+    return model.losses(after, inputs, targets) - model.losses(before, inputs, targets)

@@ -1,16 +1,24 @@
-"""From error rates to epsilon: the point estimate, what is proven, what can't be."""
+"""From error rates to epsilon: the point estimate, what is proven, and the verdict."""
 
+import dataclasses
 import enum
 import math
 
 import numpy as np
 from jax_privacy import auditing
 
-from gradaudit.distinguish.game import Errors, Trials
+from gradaudit.distinguish.game import Box, Errors, Trials, pool
 from gradaudit.errors import require
 
 SIGNIFICANCE = 0.05
+MOST_EPSILON = 30.0  # e^30 trials would be needed to see an error
 
+CAVEATS = (
+    "An empirical epsilon is a point estimate; only lower_bound is proven, with the "
+    "stated confidence.",
+    "'consistent' says that these adversaries did not refute the claim, not that no "
+    "adversary can.",
+)
 
 _NEARLY_ZERO = 1e-12  # jax-privacy's one-run bound refuses a delta of 0
 
@@ -88,11 +96,100 @@ def judge(
     return Verdict.CONSISTENT
 
 
-def check_epsilon(epsilon: float) -> None:
-    """Raises unless epsilon can be claimed."""
-    require(
-        math.isfinite(epsilon) and epsilon > 0,
-        f"epsilon must be positive and finite, got {epsilon}",
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Bounds that are read together: all of them hold at once with 1 - significance.
+
+    Bonferroni's correction: it asks nothing of how the cells depend on each other, and
+    they do (one black-box game is played at several epsilons).
+    """
+
+    cells: int
+    significance: float = SIGNIFICANCE
+
+    @property
+    def per_cell(self) -> float:
+        """The significance of one cell's bound."""
+        return self.significance / self.cells
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What one measurement contributes, beside its trials, to a cell."""
+
+    trials: Trials
+    gradient_norm: float  # of g1
+    exact: float | None  # equation 3 of the exact rates; None where no law is known
+    attainable: float  # the exact privacy loss of the pair, for any distinguisher
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """Empirical epsilon with mean and spread, the proven bounds, and the verdict.
+
+    `mean` and `spread` (sample standard deviation) are over the measurements'
+    equation 3; rates, bounds and estimates are over the pooled trials. `lower_bound`,
+    `ceiling`, `verdict` and `trials_needed` are corrected for the number of cells;
+    `lower_bound_alone` is what would be proven if this were the only one. `exact` and
+    `attainable` are means over the measurements.
+    """
+
+    adversary: str
+    box: Box
+    epsilon: float  # the theoretical one, which is also the claim
+    mean: float
+    spread: float
+    measurements: tuple[float, ...]
+    fp: float
+    fn: float
+    trials: int  # pooled
+    lower_bound: float  # holds together with those of all other cells
+    lower_bound_alone: float  # uncorrected; decides nothing
+    ceiling: float
+    verdict: Verdict
+    trials_needed: int  # for a ceiling above the claim
+    exact: float | None
+    attainable: float
+    gradient_norm: float
+    estimates: dict[str, float]
+
+    def plain(self) -> dict[str, object]:
+        """Returns the fields as JSON holds them."""
+        values = dataclasses.asdict(self)
+        return values | {"box": self.box.value, "verdict": self.verdict.value}
+
+
+def make_cell(
+    adversary: str, box: Box, epsilon: float, measured: list[Measured], family: Family
+) -> Cell:
+    """Returns the cell of several measurements of one game."""
+    points = []
+    for part in measured:
+        errors = part.trials.errors()
+        points.append(empirical_epsilon(errors.fp, errors.fn))
+    pooled = pool([part.trials for part in measured])
+    errors, count = pooled.errors(), len(pooled.first)
+    bound = lower_bound(errors, family.per_cell)
+    exact = [part.exact for part in measured if part.exact is not None]
+    return Cell(
+        adversary=adversary,
+        box=box,
+        epsilon=epsilon,
+        mean=mean(points),
+        spread=spread(points),
+        measurements=tuple(points),
+        fp=errors.fp,
+        fn=errors.fn,
+        trials=count,
+        lower_bound=bound,
+        lower_bound_alone=lower_bound(errors, family.significance),
+        ceiling=ceiling(count, family.per_cell),
+        verdict=judge(epsilon, bound, count, family.per_cell),
+        trials_needed=trials_needed(epsilon, family.per_cell),
+        exact=mean(exact) if exact else None,
+        attainable=mean([part.attainable for part in measured]),
+        gradient_norm=mean([part.gradient_norm for part in measured]),
+        estimates=library_estimates(pooled, family.significance),
     )
 
 
@@ -131,6 +228,39 @@ def library_estimates(
             significance, delta, threshold_strategy=fixed
         )
     return {name: float(value) for name, value in estimates.items()}
+
+
+def mean(values: list[float]) -> float:
+    """Returns the mean; infinite as soon as one value is."""
+    return float(np.mean(values))
+
+
+def spread(values: list[float]) -> float:
+    """Returns the sample standard deviation: 0 for one value, else NaN if infinite."""
+    if not np.all(np.isfinite(values)):
+        return math.nan
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raises unless epsilon can be claimed and tested."""
+    require(
+        math.isfinite(epsilon) and epsilon > 0,
+        f"epsilon must be positive and finite, got {epsilon}",
+    )
+    require(
+        epsilon <= MOST_EPSILON,
+        f"epsilon must be at most {MOST_EPSILON:g}, got {epsilon:g}: no number of "
+        "trials that can be run would tell it from a larger one",
+    )
+
+
+def check_significance(significance: float) -> None:
+    """Raises unless 1 - significance is a confidence that a bound can have."""
+    require(
+        0 < significance < 0.5,
+        f"significance must lie in (0, 0.5), got {significance}",
+    )
 
 
 def _log_ratio(numerator: float, denominator: float) -> float:

@@ -10,6 +10,13 @@ import numpy as np
 import optax
 
 from gradaudit.data import Dataset
+from gradaudit.distinguish.blackbox import (
+    BlackRule,
+    LargerChange,
+    LossFell,
+    SignsOfStep,
+)
+from gradaudit.distinguish.game import Crafted
 from gradaudit.errors import require
 from gradaudit.models.gradients import (
     batch_gradient,
@@ -36,20 +43,6 @@ class Scene:
     targets: jax.Array  # (2, classes)
     others: jax.Array  # (n, *input_shape)
     clip: float = 1.0
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Crafted:
-    """The two gradients, the model the server sent, and what the distinguisher knows.
-
-    `inputs` and `targets` are those that g1 and g2 stand for, or x1 twice.
-    """
-
-    params: PyTree
-    inputs: jax.Array  # (2, *input_shape)
-    targets: jax.Array  # (2, classes)
-    gradients: jax.Array  # (2, d): g1 and g2
 
 
 class Crafter(Protocol):
@@ -142,6 +135,29 @@ class DummyGradient:
         vector, _ = flatten(scene.params)
         first = jnp.full_like(vector, self.norm * scene.clip / vector.size**0.5)
         return _about_x1(scene, scene.params, jnp.stack([first, -first]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Adversary:
+    """One row of Matsumoto et al. 2022, Table 1."""
+
+    name: str
+    crafter: Crafter
+    black_rule: BlackRule
+    access: str  # what the crafter and the server manipulate
+
+
+_TABLE = (
+    Adversary("benign", Benign(), LargerChange(), "nothing"),
+    Adversary("input-perturbation", InputPerturbation(), LossFell(), "images"),
+    Adversary(
+        "parameter-retrogression", ParameterRetrogression(), LossFell(), "parameters"
+    ),
+    Adversary("gradient-flip", GradientFlip(), LossFell(), "gradients"),
+    Adversary("collusion", Collusion(), LossFell(), "gradients; server: parameters"),
+    Adversary("dummy-gradient", DummyGradient(), SignsOfStep(), "gradients"),
+)
+ADVERSARIES: dict[str, Adversary] = {entry.name: entry for entry in _TABLE}
 
 
 def _about_x1(scene: Scene, params: PyTree, gradients: jax.Array) -> Crafted:

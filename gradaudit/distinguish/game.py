@@ -1,13 +1,28 @@
-"""What every game shares: which box, the trials, and the errors of a distinguisher."""
+"""What every game shares: the box, the trials and errors, progress and interrupts."""
 
+import contextlib
 import dataclasses
 import enum
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit import machine
 from gradaudit.errors import InputError, require
+from gradaudit.types import Key, PyTree
+
+MINIMUM_TRIALS, MAXIMUM_TRIALS = 100, 10**8
+
+Tell = Callable[[str, int, int], None]  # what is running, trials done, of how many
+Advance = Callable[[int], None]  # told about the trials just played
+# (key, size) -> which gradient was randomized, (size,), and its scores, (size, ...)
+PlayChunk = Callable[[Key, int], tuple[jax.Array, jax.Array]]
 
 
 class Box(enum.Enum):
@@ -17,15 +32,42 @@ class Box(enum.Enum):
     BLACK = "black"  # the global model before and after the update
 
 
-def check_significance(significance: float) -> None:
-    """Raises unless 1 - significance is a confidence that a bound can have."""
-    require(
-        0 < significance < 0.5,
-        f"significance must lie in (0, 0.5), got {significance}",
-    )
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Crafted:
+    """The two gradients, the model the server sent, and what the distinguisher knows.
+
+    `inputs` and `targets` are those that g1 and g2 stand for, or x1 twice.
+    """
+
+    params: PyTree
+    inputs: jax.Array  # (2, *input_shape)
+    targets: jax.Array  # (2, classes)
+    gradients: jax.Array  # (2, d): g1 and g2
 
 
-MINIMUM_TRIALS = 100
+@dataclasses.dataclass(frozen=True)
+class Errors:
+    """Counts of a hypothesis test whose null hypothesis is g1.
+
+    A false positive is g1 taken for g2, a false negative g2 taken for g1 (Matsumoto et
+    al. 2022, section 3.1).
+    """
+
+    first: int  # trials that randomized g1
+    false_positives: int
+    second: int  # trials that randomized g2
+    false_negatives: int
+
+    @property
+    def fp(self) -> float:
+        """The false positive rate."""
+        return self.false_positives / self.first
+
+    @property
+    def fn(self) -> float:
+        """The false negative rate."""
+        return self.false_negatives / self.second
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +98,7 @@ class Trials:
             "run more trials",
         )
 
-    def errors(self, threshold: float = 0.0) -> "Errors":
+    def errors(self, threshold: float = 0.0) -> Errors:
         """Returns how often the guess was wrong, for each gradient."""
         guesses_first = self.scores >= threshold
         return Errors(
@@ -67,30 +109,6 @@ class Trials:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Errors:
-    """Counts of a hypothesis test whose null hypothesis is g1.
-
-    A false positive is g1 taken for g2, a false negative g2 taken for g1 (Matsumoto et
-    al. 2022, section 3.1).
-    """
-
-    first: int  # trials that randomized g1
-    false_positives: int
-    second: int  # trials that randomized g2
-    false_negatives: int
-
-    @property
-    def fp(self) -> float:
-        """The false positive rate."""
-        return self.false_positives / self.first
-
-    @property
-    def fn(self) -> float:
-        """The false negative rate."""
-        return self.false_negatives / self.second
-
-
 def pool(parts: Sequence[Trials]) -> Trials:
     """Returns the trials of several measurements as one set."""
     return Trials(
@@ -99,9 +117,99 @@ def pool(parts: Sequence[Trials]) -> Trials:
     )
 
 
+def ignore(trials: int) -> None:
+    """Ignores progress."""
+
+
+def play_in_chunks(
+    key: Key, trials: int, largest: int, play: PlayChunk, advance: Advance = ignore
+) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+    """Returns all choices and scores of a game that is played some trials at a time.
+
+    Chunks have one size, so that one program serves all of them; what the last one
+    plays too much is dropped. Chunk i has the key fold_in(key, i).
+    """
+    size = min(trials, largest)
+    firsts, scores = [], []
+    for index, start in enumerate(range(0, trials, size)):
+        first, score = play(jax.random.fold_in(key, index), size)
+        count = min(size, trials - start)
+        firsts.append(np.asarray(first)[:count])
+        scores.append(np.asarray(score)[:count])
+        advance(count)
+    return np.concatenate(firsts), np.concatenate(scores)
+
+
+def keys_over_devices(key: Key, count: int) -> jax.Array:
+    """Returns a key per trial, and some more if the devices don't divide the trials.
+
+    The first `count` keys are the same on every machine.
+    """
+    devices = machine.device_count()
+    return jax.random.split(key, -(-count // devices) * devices)
+
+
+class Counter:
+    """Adds up trials for whoever shows progress."""
+
+    def __init__(self, total: int, tell: Tell | None) -> None:
+        self._total, self._tell, self._done = total, tell, 0
+
+    def __call__(self, label: str, trials: int) -> None:
+        """Counts trials that were just played."""
+        self._done += trials
+        if self._tell is not None:
+            self._tell(label, self._done, self._total)
+
+
+@contextlib.contextmanager
+def interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Yields a check that raises KeyboardInterrupt once SIGINT or SIGTERM has come.
+
+    jax compiles on a thread of its own. An exception that breaks off the wait leaves
+    that thread behind, and it crashes the process when the process ends: so a first
+    signal only takes effect where `check` is called. A second one takes it at once.
+    Outside the main thread, which gets the signals, there is nothing to hold back.
+    """
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    def check() -> None:
+        if received:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield check
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not None and handler is not signal.SIG_IGN:
+            signal.signal(number, note)
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
 def check_trials(trials: int) -> None:
     """Raises unless there are enough trials for a rate to mean anything."""
     require(
         trials >= MINIMUM_TRIALS,
         f"a measurement needs at least {MINIMUM_TRIALS} trials, got {trials}",
     )
+    require(
+        trials <= MAXIMUM_TRIALS,
+        f"a measurement holds at most {MAXIMUM_TRIALS:,} trials, got {trials:,}",
+    )
+
+
+def check_seed(seed: int) -> None:
+    """Raises unless the seed is one of the keys there are."""
+    require(0 <= seed < 2**32, f"seed must lie in [0, 2^32), got {seed}")

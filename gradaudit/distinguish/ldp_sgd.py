@@ -1,99 +1,124 @@
 """`ga.ldp_audit`: LDP-SGD against six adversaries, cell by cell."""
 
 import dataclasses
-import functools
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gradaudit import machine
 from gradaudit.data import Dataset, load_dataset
-from gradaudit.distinguish import blackbox, whitebox
-from gradaudit.distinguish.adversaries import ADVERSARIES, Adversary, LdpConfig
-from gradaudit.distinguish.blackbox import Server
-from gradaudit.distinguish.bounds import SIGNIFICANCE, check_epsilon, empirical_epsilon
-from gradaudit.distinguish.cells import (
-    CAVEATS,
-    SCHEMA,
-    Cell,
-    Counter,
-    Measured,
-    Progress,
-    make_cell,
-    mean,
-    plain,
-    plain_setting,
-    silent,
-    spread,
-    write_result,
-)
+from gradaudit.distinguish import bounds, whitebox
+from gradaudit.distinguish.blackbox import BlackGame, Server, play_black
+from gradaudit.distinguish.bounds import Cell, Family, Measured, Verdict
 from gradaudit.distinguish.crafters import (
-    Crafted,
+    ADVERSARIES,
+    Adversary,
     bystander_gradients,
     draw_scene,
 )
-from gradaudit.distinguish.game import Box, Trials, check_trials
-from gradaudit.distinguish.law import attainable_epsilon, cosine_rates, pair_law
-from gradaudit.distinguish.whitebox import Cosine, LikelihoodRatio, WhiteRule, play
+from gradaudit.distinguish.game import (
+    Box,
+    Counter,
+    Crafted,
+    Tell,
+    Trials,
+    check_seed,
+    check_trials,
+    interrupts_between_steps,
+)
+from gradaudit.distinguish.whitebox import Cosine, NormPoint, WhiteRule
 from gradaudit.errors import require, unknown_name
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
-from gradaudit.report.figures import save_epsilon_figure, save_norm_figure
+from gradaudit.report import figures
+from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.spec import Spec
 from gradaudit.tree import size
 from gradaudit.types import Key, PyTree
 
-Advance = Callable[[str, int], None]  # what is running, and the trials just played
+PAPER_TRIALS = 10_000  # Matsumoto et al. 2022, section 4.1
+BLACK_TRIALS = 2_000  # by default: a black-box trial costs 1,000 white-box ones
 
-
-def _silent(label: str, trials: int) -> None:
-    """Ignores progress."""
+Report = Callable[[str, int], None]  # what is running, and the trials just played
+_SERVER = Server()
+# What keys are folded with, so that no two purposes share one: 1 + i is the i-th scene.
+_PARAMETERS, _SCENES, _GAMES, _SWEEP = 0, 1, 2**31, 2**31 + 1
 
 
 @dataclasses.dataclass(frozen=True)
-class LdpResult:
-    """The cells of a finished audit, in the order adversary, box, epsilon."""
+class LdpConfig:
+    """Six adversaries, two boxes, four epsilons, 10 measurements of 10,000 trials.
 
-    config: LdpConfig
-    cells: tuple[Cell, ...]
+    The defaults are Matsumoto et al. 2022, section 4.1, but for `black_trials` (None:
+    as many as in the white box, but at most 2,000). `clients` is the number of clients
+    whose answers one update averages (Table 3); only the black box sees it.
+    `significance` is of the whole table: see `Family`.
+    """
 
-    def cell(self, adversary: str, box: Box, epsilon: float) -> Cell:
-        """Returns one cell."""
-        for cell in self.cells:
-            if (cell.adversary, cell.box, cell.epsilon) == (adversary, box, epsilon):
-                return cell
-        raise KeyError((adversary, box, epsilon))
+    epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+    adversaries: tuple[Adversary, ...] = tuple(ADVERSARIES.values())
+    boxes: tuple[Box, ...] = (Box.WHITE, Box.BLACK)
+    trials: int = PAPER_TRIALS
+    black_trials: int | None = None
+    measurements: int = 10
+    clip: float = 1.0
+    clients: int = 1
+    server: Server = _SERVER
+    white_rule: WhiteRule = Cosine()
+    significance: float = bounds.SIGNIFICANCE
+    seed: int = 0
 
-    def as_json(self) -> list[dict[str, Any]]:
-        """Returns the cells as plain values."""
-        return [cell.as_json() for cell in self.cells]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilons", tuple(map(float, self.epsilons)))
+        names = [adversary.name for adversary in self.adversaries]
+        for what, chosen in (
+            ("epsilon", self.epsilons),
+            ("adversary", names),
+            ("box", self.boxes),
+        ):
+            require(len(chosen) > 0, f"name at least one {what}")
+            require(len(set(chosen)) == len(chosen), f"an {what} is named twice")
+        for epsilon in self.epsilons:
+            bounds.check_epsilon(epsilon)
+        for box in self.boxes:
+            check_trials(self.trials_of(box))
+        require(
+            1 <= self.measurements <= 10_000,
+            f"measurements must be at least 1 (at most 10,000), "
+            f"got {self.measurements}",
+        )
+        require(
+            math.isfinite(self.clip) and self.clip > 0,
+            f"clip must be positive and finite, got {self.clip}",
+        )
+        require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
+        bounds.check_significance(self.significance)
+        check_seed(self.seed)
 
+    @property
+    def family(self) -> Family:
+        """All cells of the table, whose bounds hold together."""
+        cells = len(self.adversaries) * len(self.boxes) * len(self.epsilons)
+        return Family(cells, self.significance)
 
-def total_trials(config: LdpConfig) -> int:
-    """Returns how many trials `play_cells` will report to `advance`."""
-    return (
-        len(config.adversaries)
-        * len(config.boxes)
-        * config.measurements
-        * config.trials
-        * len(config.epsilons)
-    )
+    def trials_of(self, box: Box) -> int:
+        """Returns the trials of one measurement in this box."""
+        if box is Box.WHITE:
+            return self.trials
+        if self.black_trials is None:
+            return min(self.trials, BLACK_TRIALS)
+        return self.black_trials
 
-
-def audit(
-    model: Model,
-    dataset: Dataset,
-    config: LdpConfig,
-    params: PyTree | None = None,
-    advance: Advance = _silent,
-) -> LdpResult:
-    """Returns every cell of the configuration (see `play_cells`)."""
-    return LdpResult(config, tuple(play_cells(model, dataset, config, params, advance)))
+    @property
+    def total_trials(self) -> int:
+        """How many trials `play_cells` will report."""
+        games = len(self.adversaries) * self.measurements * len(self.epsilons)
+        return games * sum(self.trials_of(box) for box in self.boxes)
 
 
 def play_cells(
@@ -101,7 +126,7 @@ def play_cells(
     dataset: Dataset,
     config: LdpConfig,
     params: PyTree | None = None,
-    advance: Advance = _silent,
+    report: Report = lambda label, trials: None,
 ) -> Iterator[Cell]:
     """Yields the cells as they are finished, so that an interrupt loses one game.
 
@@ -110,163 +135,116 @@ def play_cells(
       dataset: where the pairs of inputs are drawn from; every measurement has its own.
       config: adversaries, boxes, epsilons, trials.
       params: the global parameters; fresh ones when absent.
-      advance: told about progress.
+      report: told about progress.
     """
     key = jax.random.key(config.seed)
     if params is None:
-        params = _fresh_parameters(model, jax.random.fold_in(key, 0))
+        params = model.init(jax.random.fold_in(key, _PARAMETERS))
     scenes = [
         draw_scene(
-            jax.random.fold_in(key, 1 + index), model, params, dataset, config.clip
+            jax.random.fold_in(key, _SCENES + index),
+            model,
+            params,
+            dataset,
+            config.clip,
         )
         for index in range(config.measurements)
     ]
     for adversary in config.adversaries:
         # By name: a cell does not depend on which other adversaries were asked for.
         name = zlib.crc32(adversary.name.encode())
-        game_key = jax.random.fold_in(jax.random.fold_in(key, 2**31), name)
-        crafted = [adversary.crafter.craft(scene) for scene in scenes]
+        game_key = jax.random.fold_in(jax.random.fold_in(key, _GAMES), name)
+        crafted = []
+        for scene in scenes:
+            made = adversary.crafter.craft(scene)
+            made.gradients.block_until_ready()  # nothing runs on behind an interrupt
+            crafted.append(made)
+            report(f"{adversary.name}, crafting", 0)
         for box in config.boxes:
-            rows = [
-                _measure(
-                    jax.random.fold_in(game_key, number),
-                    _Setting(model, dataset, config, adversary, box, advance),
-                    entry,
-                )
-                for number, entry in enumerate(crafted)
-            ]
-            for epsilon, column in zip(
-                config.epsilons, zip(*rows, strict=True), strict=True
-            ):
-                yield make_cell(
-                    adversary.name, box, epsilon, list(column), config.significance
-                )
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _fresh_parameters(model: Model, key: Key) -> PyTree:
-    return model.init(key)
+            row = _Row(model, dataset, config, adversary, box, report)
+            yield from row.cells(game_key, crafted)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Setting:
+class _Row:
+    """The cells of one adversary in one box, for every epsilon."""
+
     model: Model
     dataset: Dataset
     config: LdpConfig
     adversary: Adversary
     box: Box
-    advance: Advance
+    report: Report
 
+    def cells(self, key: Key, crafted: list[Crafted]) -> Iterator[Cell]:
+        """Yields a cell per epsilon; measurement i has the key fold_in(key, i)."""
+        rows = [
+            self._measure(jax.random.fold_in(key, number), entry)
+            for number, entry in enumerate(crafted)
+        ]
+        columns = zip(*rows, strict=True)
+        for epsilon, column in zip(self.config.epsilons, columns, strict=True):
+            yield bounds.make_cell(
+                self.adversary.name,
+                self.box,
+                epsilon,
+                list(column),
+                self.config.family,
+            )
 
-def _measure(key: Key, setting: _Setting, crafted: Crafted) -> list[Measured]:
-    """Returns one measurement for every epsilon."""
-    config = setting.config
-    norm = float(jnp.linalg.norm(crafted.gradients[0]))
-    play = _play_white if setting.box is Box.WHITE else _play_black
-    laws = [pair_law(crafted.gradients, e, config.clip) for e in config.epsilons]
-    exact_known = setting.box is Box.WHITE and config.white_rule == whitebox.Cosine()
-    return [
-        Measured(
-            trials=trials,
-            gradient_norm=norm,
-            exact=empirical_epsilon(*cosine_rates(law)) if exact_known else None,
-            attainable=attainable_epsilon(law),
+    def _measure(self, key: Key, crafted: Crafted) -> list[Measured]:
+        """Returns one measurement for every epsilon."""
+        config, white = self.config, self.box is Box.WHITE
+        norm = float(jnp.linalg.norm(crafted.gradients[0]))
+        laws = [
+            whitebox.pair_law(crafted.gradients, epsilon, config.clip)
+            for epsilon in config.epsilons
+        ]
+        played = self._white(key, laws) if white else self._black(key, crafted)
+        known = white and config.white_rule == Cosine()
+        measured = []
+        for trials, law in zip(played, laws, strict=True):
+            rates = whitebox.cosine_rates(law) if known else None
+            exact = None if rates is None else bounds.empirical_epsilon(*rates)
+            loss = whitebox.attainable_epsilon(law)
+            measured.append(Measured(trials, norm, exact, loss))
+        return measured
+
+    def _white(self, key: Key, laws: list[whitebox.PairLaw]) -> list[Trials]:
+        rule, trials = self.config.white_rule, self.config.trials_of(Box.WHITE)
+        played = []
+        for index, law in enumerate(laws):
+            game_key = jax.random.fold_in(key, index)
+            played.append(whitebox.play_white(game_key, law, rule, trials))
+            self.report(f"{self.adversary.name}, white box", trials)
+        return played
+
+    def _black(self, key: Key, crafted: Crafted) -> tuple[Trials, ...]:
+        config = self.config
+        bystander_key, game_key = jax.random.split(jax.random.fold_in(key, 2**20))
+        others = bystander_gradients(
+            bystander_key, self.model, crafted, self.dataset, config.clients - 1
         )
-        for trials, law in zip(play(key, setting, crafted), laws, strict=True)
-    ]
-
-
-def _play_white(key: Key, setting: _Setting, crafted: Crafted) -> tuple[Trials, ...]:
-    config, played = setting.config, []
-    for index, epsilon in enumerate(config.epsilons):
-        law = pair_law(crafted.gradients, epsilon, config.clip)
-        game_key = jax.random.fold_in(key, index)
-        played.append(whitebox.play(game_key, law, config.white_rule, config.trials))
-        setting.advance(f"{setting.adversary.name}, white box", config.trials)
-    return tuple(played)
-
-
-def _play_black(key: Key, setting: _Setting, crafted: Crafted) -> tuple[Trials, ...]:
-    config = setting.config
-    bystander_key, game_key = jax.random.split(jax.random.fold_in(key, 2**20))
-    return blackbox.play_black(
-        game_key,
-        blackbox.BlackGame(
-            setting.model, config.server, setting.adversary.black_rule, config.clip
-        ),
-        crafted,
-        bystander_gradients(
-            bystander_key, setting.model, crafted, setting.dataset, config.clients - 1
-        ),
-        config.epsilons,
-        config.trials,
-        lambda trials: setting.advance(
-            f"{setting.adversary.name}, black box", trials * len(config.epsilons)
-        ),
-    )
+        rule = self.adversary.black_rule
+        return play_black(
+            game_key,
+            BlackGame(self.model, config.server, rule, config.clip),
+            crafted,
+            others,
+            config.epsilons,
+            config.trials_of(Box.BLACK),
+            lambda trials: self.report(
+                f"{self.adversary.name}, black box", trials * len(config.epsilons)
+            ),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class NormPoint:
-    """White-box epsilon of a dummy gradient of one norm."""
-
-    norm: float  # in units of the clip
-    epsilon: float  # the theoretical one
-    mean: float
-    spread: float
-    exact: float  # equation 3 of the exact rates
-
-
-def norm_sweep(
-    key: Key,
-    size: int,
-    epsilons: Sequence[float],
-    norms: Sequence[float],
-    trials: int = 10_000,
-    measurements: int = 10,
-) -> tuple[NormPoint, ...]:
-    """Returns a point for every norm and epsilon, for gradients of `size` numbers."""
-    check_trials(trials)
-    points = []
-    for row, norm in enumerate(norms):
-        require(norm > 0, f"the norm of a dummy gradient must be positive, got {norm}")
-        gradient = np.full(size, norm / size**0.5)
-        for column, epsilon in enumerate(epsilons):
-            check_epsilon(epsilon)
-            law = pair_law(np.stack([gradient, -gradient]), epsilon, clip=1.0)
-            values = []
-            for index in range(measurements):
-                game_key = jax.random.fold_in(
-                    key, (row * len(epsilons) + column) * measurements + index
-                )
-                errors = play(game_key, law, Cosine(), trials).errors()
-                values.append(empirical_epsilon(errors.fp, errors.fn))
-            exact = empirical_epsilon(*cosine_rates(law))
-            points.append(NormPoint(norm, epsilon, mean(values), spread(values), exact))
-    return tuple(points)
-
-
-WHITE_RULES: dict[str, WhiteRule] = {
-    "cosine": Cosine(),
-    "likelihood": LikelihoodRatio(),
-}
-
-
-_SERVER = Server()
-
-
-LIMITATIONS = (
-    *CAVEATS,
-    "The black box depends on the server's learning rate, which the paper does not "
-    "state.",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class LdpReport:
+class LdpReport(Result):
     """An audit of LDP-SGD: cells, sweep if asked for, and how to run it again."""
 
-    settings: dict[str, Any]
+    spec: Spec
+    config: LdpConfig
     cells: tuple[Cell, ...]
     sweep: tuple[NormPoint, ...]
     seconds: float
@@ -274,25 +252,40 @@ class LdpReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of result.json."""
+        family, verdicts = self.config.family, [cell.verdict for cell in self.cells]
         return {
-            "schema_version": SCHEMA,
-            "config": self.settings,
+            "schema_version": SCHEMA_VERSION,
+            "spec": self.spec.plain(),
             "environment": machine.describe(),
-            "cells": [cell.as_json() for cell in self.cells],
-            "sweep": [plain(dataclasses.asdict(point)) for point in self.sweep],
+            "status": "interrupted" if self.interrupted else "done",
+            "metrics": {
+                "cells": len(verdicts),
+                **{kind.value: verdicts.count(kind) for kind in Verdict},
+            },
+            "family": {
+                "cells": family.cells,
+                "significance": family.significance,
+                "per_cell": family.per_cell,
+                "correction": "Bonferroni",
+            },
+            "cells": [cell.plain() for cell in self.cells],
+            "sweep": [dataclasses.asdict(point) for point in self.sweep],
             "timing": {"total_s": round(self.seconds, 3)},
-            "interrupted": self.interrupted,
-            "limitations": list(LIMITATIONS),
+            "limitations": [
+                *bounds.CAVEATS,
+                "The black box depends on the server's learning rate, which the paper "
+                "does not state.",
+            ],
         }
 
-    def save(self, folder: Path) -> Path:
-        """Writes result.json and the figures; returns the folder."""
-        write_result(folder, self.to_dict())
+    def figures(self) -> dict[str, Callable[[], Any]]:
+        """Returns epsilon.png, and norms.png if there was a sweep."""
+        drawn: dict[str, Callable[[], Any]] = {}
         if self.cells:
-            save_epsilon_figure(self.cells, folder / "figures" / "epsilon.png")
+            drawn["figures/epsilon.png"] = lambda: figures.epsilon_figure(self.cells)
         if self.sweep:
-            save_norm_figure(self.sweep, folder / "figures" / "norms.png")
-        return folder
+            drawn["figures/norms.png"] = lambda: figures.norm_figure(self.sweep)
+        return drawn
 
 
 def ldp_audit(
@@ -302,65 +295,88 @@ def ldp_audit(
     boxes: Sequence[Box] = (Box.WHITE, Box.BLACK),
     dataset: str = "digits",
     model: str = "ldp-cnn",
-    trials: int = 10_000,
+    trials: int = PAPER_TRIALS,
+    black_trials: int | None = None,
     measurements: int = 10,
     clip: float = 1.0,
     clients: int = 1,
     server: Server = _SERVER,
     white_rule: str = "cosine",
-    significance: float = SIGNIFICANCE,
+    significance: float = bounds.SIGNIFICANCE,
     norms: Sequence[float] = (),
     seed: int = 0,
-    progress: Progress = silent,
+    progress: Tell | None = None,
 ) -> LdpReport:
     """Measures the privacy that adversaries can refute in LDP-SGD (see `LdpConfig`).
 
-    With `norms` there is also the sweep over the norm of a dummy gradient. An interrupt
-    ends the audit early; the report then holds the cells that were finished.
+    With `norms` there is also the sweep over the norm of a dummy gradient. SIGINT and
+    SIGTERM end the audit early; the report then holds the cells that were finished.
+    `progress(label, done, total)` is told about the trials.
     """
-    settings = {key: plain_setting(value) for key, value in locals().items()}
-    del settings["progress"]
+    arguments = dict(locals())
+    del arguments["progress"]
     config = LdpConfig(
         epsilons=tuple(epsilons),
-        adversaries=tuple(_adversary(name) for name in adversaries),
+        adversaries=tuple(_named("adversary", n, ADVERSARIES) for n in adversaries),
         boxes=tuple(boxes),
         trials=trials,
+        black_trials=black_trials,
         measurements=measurements,
         clip=clip,
         clients=clients,
         server=server,
-        white_rule=_white_rule(white_rule),
+        white_rule=_named("white-box rule", white_rule, whitebox.WHITE_RULES),
         significance=significance,
         seed=seed,
     )
+    whitebox.check_norms(norms)
+    spec = Spec.of("ldp", **arguments)
+    machine.configure()
     data = load_dataset(dataset)
     network = build_model(model, data.shape, data.classes)
-    tell = Counter(total_trials(config), progress)
-    cells: list[Cell] = []
-    sweep: tuple[NormPoint, ...] = ()
-    start, interrupted = time.perf_counter(), False
-    try:
-        for cell in play_cells(network, data, config, advance=tell):
-            cells.append(cell)
-        if norms:
-            shapes = jax.eval_shape(network.init, jax.random.key(0))
-            key = jax.random.key(seed)
-            sweep = norm_sweep(
-                key, size(shapes), config.epsilons, norms, trials, measurements
-            )
-    except KeyboardInterrupt:
-        interrupted = True
+    start = time.perf_counter()
+    cells, sweep, interrupted = _play(network, data, config, tuple(norms), progress)
     seconds = time.perf_counter() - start
-    return LdpReport(settings, tuple(cells), sweep, seconds, interrupted)
+    return LdpReport(spec, config, cells, sweep, seconds, interrupted)
 
 
-def _adversary(name: str) -> Adversary:
-    if name not in ADVERSARIES:
-        raise unknown_name("adversary", name, [*ADVERSARIES, "all"])
-    return ADVERSARIES[name]
+def _play(
+    model: Model,
+    dataset: Dataset,
+    config: LdpConfig,
+    norms: tuple[float, ...],
+    tell: Tell | None,
+) -> tuple[tuple[Cell, ...], tuple[NormPoint, ...], bool]:
+    """Returns the cells, the sweep, and whether a signal ended them early."""
+    cells: list[Cell] = []
+    count = Counter(config.total_trials, tell)
+    with interrupts_between_steps() as check:
+
+        def report(label: str, trials: int) -> None:
+            count(label, trials)
+            check()
+
+        try:
+            for cell in play_cells(model, dataset, config, report=report):
+                cells.append(cell)
+            if not norms:
+                return tuple(cells), (), False
+            root = jax.random.key(config.seed)
+            sweep = whitebox.norm_sweep(
+                jax.random.fold_in(root, _SWEEP),
+                size(jax.eval_shape(model.init, root)),
+                config.epsilons,
+                norms,
+                config.trials,
+                config.measurements,
+                lambda trials: report("norm sweep", 0),
+            )
+            return tuple(cells), sweep, False
+        except KeyboardInterrupt:
+            return tuple(cells), (), True
 
 
-def _white_rule(name: str) -> WhiteRule:
-    if name not in WHITE_RULES:
-        raise unknown_name("white-box rule", name, WHITE_RULES)
-    return WHITE_RULES[name]
+def _named(what: str, name: str, known: dict[str, Any]) -> Any:
+    if name not in known:
+        raise unknown_name(what, name, known)
+    return known[name]

@@ -2,11 +2,9 @@
 
 import dataclasses
 import enum
-import importlib.util
 import inspect
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import dp_accounting
 import jax
@@ -17,8 +15,9 @@ from numpy.typing import NDArray
 from gradaudit import defenses
 from gradaudit.defenses.base import Defense, init_states, run
 from gradaudit.distinguish.bounds import check_epsilon
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, require
 from gradaudit.mechanism import Mechanism, NoiseKind
+from gradaudit.text import load_user_object, users_code
 from gradaudit.tree import flatten
 from gradaudit.types import Key, PyTree
 
@@ -160,40 +159,22 @@ def _gaussian(sigma: float, delta: float) -> float:
 
 def load_function(text: str) -> Release | None:
     """Returns the function of `path.py:name` if it takes (key, vector), else None."""
-    path_text, _, name = text.partition(":")
-    if not path_text.endswith(".py") or not name.isidentifier():
+    path, _, name = text.partition(":")
+    if not path.endswith(".py") or not name.isidentifier():
         return None
-    path = Path(path_text)
-    require(path.is_file(), f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} can't be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(
-            f"{path} can't be imported: {type(error).__name__}: {error}"
-        ) from error
-    found = getattr(module, name, None)
-    if found is None:
-        known = [word for word in vars(module) if not word.startswith("_")]
-        raise unknown_name(f"name in {path}", name, known)
+    found: Release = load_user_object(path, name)
     return found if _takes_two(found) else None
 
 
 def _takes_two(found: object) -> bool:
+    """Two arguments without defaults: a defense of a user's has defaults, or none."""
     if not callable(found) or isinstance(found, type):
         return False
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     required = [
         parameter
         for parameter in inspect.signature(found).parameters.values()
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind
-        in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
+        if parameter.default is inspect.Parameter.empty and parameter.kind in kinds
     ]
     return len(required) == 2
 
@@ -259,8 +240,36 @@ def of_defense(
     )
 
 
+def check_release(key: Key, release: Release, vector: jax.Array) -> None:
+    """Raises `InputError` unless the mechanism returns finite values of one shape."""
+    try:
+        with users_code():
+            output = jax.jit(release)(key, vector)
+    except InputError:
+        raise
+    except Exception as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise InputError(
+            "the mechanism failed on a vector of "
+            f"{vector.size} numbers: {type(error).__name__}: {first_line}; it must be "
+            "a function (key, vector) -> vector in jax.numpy"
+        ) from error
+    shape = getattr(output, "shape", type(output).__name__)
+    if shape != vector.shape:
+        raise InputError(
+            f"the mechanism must return the shape of its input, {vector.shape}, "
+            f"got {shape}"
+        )
+    bad = int(jnp.sum(~jnp.isfinite(output)))
+    if bad:
+        raise InputError(
+            f"the mechanism returned {bad} of {vector.size} values that are NaN or "
+            "infinite for a finite vector"
+        )
+
+
 def load_subject(
-    text: str,
+    mechanism: str | Defense,
     params: PyTree,
     *,
     neighbours: Neighbours | None = None,
@@ -272,20 +281,22 @@ def load_subject(
     A function gets vectors of the parameters' size and canaries of norm 1; it claims
     nothing by itself, so it needs an epsilon, and delta is 0 for it.
     """
-    function = load_function(text)
+    function = load_function(mechanism) if isinstance(mechanism, str) else None
     if function is None:
         return of_defense(
-            defenses.parse(text),
+            defenses.parse(mechanism) if isinstance(mechanism, str) else mechanism,
             params,
             neighbours=neighbours,
             epsilon=epsilon,
             delta=delta,
         )
     if epsilon is None:
-        raise InputError(f"{text} claims nothing by itself; say which epsilon to test")
+        raise InputError(
+            f"{mechanism} claims nothing by itself; say which epsilon to test"
+        )
     size = sum(int(leaf.size) for leaf in jax.tree.leaves(params))
     return of_function(
-        text,
+        str(mechanism),
         function,
         size,
         Claim(epsilon),
