@@ -132,16 +132,16 @@ def _blocks(
 ) -> list[Table]:
     """Returns one table, or several with some of the epsilons each."""
     epsilons = list(dict.fromkeys(epsilon for row in rows.values() for epsilon in row))
-    # Beside the text, a column takes a blank on either side and one between two.
+    # Beside its text, a column takes two blanks.
     first = sum(
-        3 + max(_width(text) for text in (head, *(names[index] for names in rows)))
+        2 + max(_width(text) for text in (head, *(names[index] for names in rows)))
         for index, head in enumerate(heads)
     )
     groups: list[list[float]] = []
     room = 0
     for epsilon in epsilons:
         texts = [row.get(epsilon, "") for row in rows.values()]
-        needed = 3 + max(_width(text) for text in (_head(epsilon), *texts))
+        needed = 2 + max(_width(text) for text in (_head(epsilon), *texts))
         room -= needed
         if room < 0:
             groups.append([])
@@ -155,7 +155,7 @@ def _block(
     rows: "Mapping[Any, Mapping[float, str]]",
     epsilons: list[float],
 ) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=True, show_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for head in heads:
         table.add_column(head, overflow="fold")
     for epsilon in epsilons:
