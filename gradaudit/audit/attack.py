@@ -18,6 +18,7 @@ from gradaudit.audit.outcome import AttackResult, Picture
 from gradaudit.audit.scenario import Group, Simulated
 from gradaudit.audit.scores import Evaluator, Score, Trace
 from gradaudit.audit.threat import Threat, remarks
+from gradaudit.audit.training_plan import recorded_round
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.base import Defense
@@ -100,54 +101,102 @@ def attack(
     asked = {k: v for k, v in locals().items() if k not in ("slots", "progress")}
     machine.configure()
     began = time.perf_counter()
-    _check_numbers(victims, local_steps, success_rmse, round, seed, slots)
-    leakage = _leakage(type)
+    _check_numbers(victims, success_rmse, round, seed, slots)
     chosen = _attack(method, iterations, restarts)
-    adversary = Threat.parse(threat, leakage)
+    adversary = Threat.parse(threat, _leakage(type))
     adversary.check(chosen)
     data_key, attack_key = jax.random.split(jax.random.key(seed))
-    knows_labels = Knowledge.LABELS in adversary.knows
     if run is not None:
-        raise InputError("not yet")
+        require(draws in (None, 1), "a recorded training has one network: draws is 1")
+        built = _recorded(pathlib.Path(run), round, victims, chosen, adversary)
     else:
-        data = load_dataset(dataset) if isinstance(dataset, str) else dataset
-        net = _model(model, data)
-        guard = parse_defense(defense) if isinstance(defense, str) else defense
-        batch = batch_size or (1 if leakage is Leakage.EXAMPLE else 3)
-        setting = Setting(
-            clients=victims,
-            clients_per_round=victims,
-            local_steps=local_steps,
-            batch_size=batch,
-            rounds=round + 1,
-            examples=batch * local_steps,
-            learning_rate=_LEARNING_RATE,
-        )
-        scenario = Simulated(
-            data_key, net, data, guard, leakage, setting, round,
-            _draws(draws, victims, round), knows_labels,
+        built = _simulated(
+            data_key, dataset, model, defense, batch_size, local_steps, round, victims,
+            draws, chosen, adversary,
         )  # fmt: skip
-        about = {
-            "defense": defense if isinstance(defense, str) else guard.name,
-            "dataset": dataset if isinstance(dataset, str) else data.name,
-            "batch_size": batch,
-            "local_steps": local_steps,
-        }
-    about |= {
-        "type": int(leakage),
-        "method": method if isinstance(method, str) else "custom",
-        "model": net.name,
-        "round": round,
-        "victims": scenario.count,
-        "iterations": chosen.stop.iterations if isinstance(chosen, Matching) else 0,
-        "restarts": chosen.restarts,
-        "success_rmse": success_rmse,
-        "seed": seed,
-    }
-    built = _Run(scenario, net, chosen, guard, adversary, about)
-    return _Attacking(built, Spec.of("attack", **asked), began, progress).run(
-        attack_key, slots
+    built.about.update(
+        type=type,
+        method=method if isinstance(method, str) else "custom",
+        model=built.model.name,
+        round=round,
+        victims=victims,
+        iterations=getattr(getattr(chosen, "stop", None), "iterations", 0),
+        restarts=chosen.restarts,
+        success_rmse=success_rmse,
+        seed=seed,
     )
+    spec = Spec.of("attack", **asked)
+    return _Attacking(built, spec, began, progress).run(attack_key, slots)
+
+
+def _simulated(
+    key: Key,
+    dataset: str | Dataset,
+    model: str | Model | None,
+    defense: str | Defense,
+    batch_size: int | None,
+    local_steps: int,
+    round_index: int,
+    victims: int,
+    draws: int | None,
+    attack: Attack,
+    threat: Threat,
+) -> _Run:
+    """Builds victims that are drawn from a data set."""
+    require(local_steps >= 1, f"local_steps must be at least 1, got {local_steps}")
+    require(
+        batch_size is None or batch_size >= 1,
+        f"batch_size must be at least 1, got {batch_size}",
+    )
+    data = load_dataset(dataset) if isinstance(dataset, str) else dataset
+    net = _model(model, data)
+    guard = parse_defense(defense) if isinstance(defense, str) else defense
+    batch = batch_size or (1 if threat.reads is Leakage.EXAMPLE else 3)
+    setting = Setting(
+        clients=victims,
+        clients_per_round=victims,
+        local_steps=local_steps,
+        batch_size=batch,
+        rounds=round_index + 1,
+        examples=batch * local_steps,
+        learning_rate=_LEARNING_RATE,
+    )
+    scenario = Simulated(
+        key,
+        net,
+        data,
+        guard,
+        threat.reads,
+        setting,
+        round_index,
+        _draws(draws, victims, round_index),
+        Knowledge.LABELS in threat.knows,
+    )
+    about = {
+        "defense": defense if isinstance(defense, str) else guard.name,
+        "dataset": dataset if isinstance(dataset, str) else data.name,
+        "batch_size": batch,
+        "local_steps": local_steps,
+    }
+    return _Run(scenario, net, attack, guard, threat, about)
+
+
+def _recorded(
+    folder: pathlib.Path, number: int, victims: int, attack: Attack, threat: Threat
+) -> _Run:
+    """Builds victims that took part in a round of a recorded training."""
+    run = recorded_round(folder, number)
+    plan, recipe = run.plan, run.training.recipe
+    knows_labels = Knowledge.LABELS in threat.knows
+    scenario = Simulated.recorded(run, threat.reads, victims, knows_labels)
+    about = {
+        "defense": plan.guard.name,
+        "dataset": plan.data[0].name,
+        "batch_size": recipe.batch_size,
+        "local_steps": recipe.local_steps,
+        "run": str(folder),
+    }
+    return _Run(scenario, recipe.model, attack, plan.guard, threat, about)
 
 
 class _Attacking:
@@ -312,15 +361,9 @@ def _leakage(value: int) -> Leakage:
 
 
 def _check_numbers(
-    victims: int,
-    local_steps: int,
-    success_rmse: float,
-    round_index: int,
-    seed: int,
-    slots: int | None,
+    victims: int, success_rmse: float, round_index: int, seed: int, slots: int | None
 ) -> None:
     require(victims >= 1, f"victims must be at least 1, got {victims}")
-    require(local_steps >= 1, f"local_steps must be at least 1, got {local_steps}")
     require(
         0 < success_rmse < 1, f"success_rmse must lie in (0, 1), got {success_rmse}"
     )

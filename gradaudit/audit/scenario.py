@@ -6,8 +6,8 @@ The evaluator's side is `truth(ids)`. Attack code never gets hold of the second.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.attacks.base import Victims
+from gradaudit.audit.training_plan import RecordedTraining
 from gradaudit.data import Dataset
 from gradaudit.defenses.base import Defense
 from gradaudit.errors import InputError, require
@@ -80,37 +81,46 @@ class Simulated:
         self._recipe = Recipe.of(model, defense, setting)
         self._population = Population.of(dataset, list(drawn))
         self.draws = np.array_split(np.arange(count), draws)
+        self._participants = self.draws
         self._states = [
             self._reach(model.init(_draw_key(params_key, draw)), ids, round_index)
             for draw, ids in enumerate(self.draws)
         ]
 
     @classmethod
-    def of_round(
+    def recorded(
         cls,
-        key: Key,
-        dataset: Dataset,
-        recipe: Recipe,
-        population: Population,
-        state: ServerState,
-        participants: Sequence[int],
+        run: RecordedTraining,
         leakage: Leakage,
+        victims: int,
         labels_known: bool = False,
-    ) -> "Simulated":
-        """Returns the round of a recorded training, read again as it was run."""
+    ) -> Self:
+        """Returns a round of a training that took place, read as it was run.
+
+        The victims are the first of the clients that took part.
+        """
+        require(
+            1 <= victims <= len(run.participants),
+            f"{len(run.participants)} clients took part in round {run.round}: ask for "
+            f"1..{len(run.participants)} victims, not {victims}",
+        )
         made = cls.__new__(cls)
-        made.dataset, made.count = dataset, len(participants)
-        made._key, made._leakage, made._labels_known = key, leakage, labels_known
-        made._recipe, made._population = recipe, population
-        made.draws = [np.asarray(participants, np.int64)]
-        made._states = [state]
+        everybody = np.asarray(run.participants, np.int64)
+        made.dataset, made.count = run.plan.data[0], victims
+        made._key, made._leakage, made._labels_known = run.key, leakage, labels_known
+        made._recipe = run.training.recipe
+        made._population = run.training.population
+        made.draws, made._participants = [everybody[:victims]], [everybody]
+        made._states = [run.state]
         return made
 
     def groups(self) -> Iterator[Group]:
         """Yields the attacker's side, a group for every draw of the network."""
-        for clients, state in zip(self.draws, self._states, strict=True):
+        for clients, everybody, state in zip(
+            self.draws, self._participants, self._states, strict=True
+        ):
             observed = functools.lru_cache(maxsize=4)(
-                functools.partial(self._chunk, clients, state)
+                functools.partial(self._chunk, clients, everybody, state)
             )
             observe = functools.partial(self._observe, clients, state, observed)
             yield Group(self._positions(clients), Victims(len(clients), observe))
@@ -154,7 +164,9 @@ class Simulated:
             template, params=state.params, sent=sent, labels=labels
         )
 
-    def _chunk(self, clients: Ids, state: ServerState, chunk: int) -> Observation:
+    def _chunk(
+        self, clients: Ids, everybody: Ids, state: ServerState, chunk: int
+    ) -> Observation:
         """Observes some neighbours; the last chunk overlaps: one shape, one trace."""
         whole_round = self._leakage is Leakage.SERVER and self._recipe.server_sees_round
         size = len(clients) if whole_round else min(_CHUNK, len(clients))
@@ -166,7 +178,7 @@ class Simulated:
             state,
             self._leakage,
             clients[start : start + size].tolist(),
-            participants=clients.tolist(),
+            participants=everybody.tolist(),
         )
         shift = chunk * _CHUNK - start
         sent = jax.tree.map(lambda leaf: np.asarray(leaf)[shift:], observation.sent)

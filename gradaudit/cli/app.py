@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from gradaudit._version import __version__
-from gradaudit.cli import account, attack, data, ldp, listing, train
+from gradaudit.cli import account, attack, data, ldp, listing, run, train
 from gradaudit.cli.console import silence_backend
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("attack", epilog=attack.EPILOG)(attack.attack)
 app.command("train", epilog=train.EPILOG)(train.train)
 
 
+app.command("run", epilog=run.EPILOG)(run.run)
 app.command("list", epilog="Example: gradaudit list defenses")(listing.list_everything)
 
 

@@ -1,11 +1,11 @@
 """`gradaudit attack`: rebuild private data from what leaks."""
 
 import pathlib
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from gradaudit.cli import console
+from gradaudit.cli import console, options
 from gradaudit.errors import require
 
 EPILOG = """[bold]Examples[/]
@@ -23,120 +23,30 @@ gradaudit attack --type 2 --defense fed-cdp:clip=4,sigma=6 --max-asr 0.05
 Exit codes: 0 done (gate held), 1 gate broken, 2 bad input, 3 inconclusive, 70 a bug,
 130 interrupted (what was done by then is written).
 """
-_WHO, _SEARCH, _WHERE = "Who is attacked", "The search", "Results"
 DEFAULT_FOLDER = pathlib.Path("gradaudit-attack")
 
 
 def attack(
-    type_: Annotated[
-        int,
-        typer.Option(
-            "--type",
-            help="Where the adversary reads: 2 an example's gradient, 1 the update "
-            "at the client, 0 the update at the server.",
-        ),
-    ] = 2,
-    method: Annotated[
-        str, typer.Option(help="The attack, see `gradaudit list`; cpl:init=uniform.")
-    ] = "cpl",
-    defense: Annotated[
-        str, typer.Option(help="The defense under test; fed-cdp:clip=4,sigma=6.")
-    ] = "none",
-    threat: Annotated[
-        str,
-        typer.Option(help="What the adversary knows: curious, or curious+labels."),
-    ] = "curious",
-    dataset: Annotated[
-        str,
-        typer.Option(
-            help="A name of `gradaudit data list`, or a file.", rich_help_panel=_WHO
-        ),
-    ] = "lfw-patches",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="A model; default: cpl (images), mlp (tables).", rich_help_panel=_WHO
-        ),
-    ] = None,
-    victims: Annotated[
-        int, typer.Option(help="How many are attacked.", rich_help_panel=_WHO)
-    ] = 16,
-    draws: Annotated[
-        int | None,
-        typer.Option(
-            help="Networks drawn, victims dealt over them (default: 4 untrained).",
-            rich_help_panel=_WHO,
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Examples per local step (default: 1; 3 for types 0, 1).",
-            rich_help_panel=_WHO,
-        ),
-    ] = None,
-    local_steps: Annotated[
-        int,
-        typer.Option(help="Local steps of a client's round.", rich_help_panel=_WHO),
-    ] = 1,
-    round_: Annotated[
-        int,
-        typer.Option(
-            "--round",
-            help="Rounds of training before the attack.",
-            rich_help_panel=_WHO,
-        ),
-    ] = 0,
-    run: Annotated[
-        pathlib.Path | None,
-        typer.Option(
-            help="A recorded `gradaudit train` folder: its model at --round, the "
-            "clients that took part, its data and defense.",
-            rich_help_panel=_WHO,
-        ),
-    ] = None,
-    iterations: Annotated[
-        int | None,
-        typer.Option(
-            help="Attack iterations per restart at most.", rich_help_panel=_SEARCH
-        ),
-    ] = None,
-    restarts: Annotated[
-        int | None,
-        typer.Option(help="Independent starts per victim.", rich_help_panel=_SEARCH),
-    ] = None,
-    success_rmse: Annotated[
-        float,
-        typer.Option(
-            help="RMSE at which a victim counts as rebuilt.", rich_help_panel=_SEARCH
-        ),
-    ] = 0.1,
-    seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 0,
-    slots: Annotated[
-        int | None,
-        typer.Option(
-            help="Victims per device at a time (speed only).", rich_help_panel=_SEARCH
-        ),
-    ] = None,
-    out_folder: Annotated[
-        pathlib.Path,
-        typer.Option("--out", help="Result folder.", rich_help_panel=_WHERE),
-    ] = DEFAULT_FOLDER,
-    max_asr: Annotated[
-        float | None,
-        typer.Option(
-            help="Gate: fail (exit 1) if the success rate is above this.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print result.json on stdout, nothing else.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = False,
+    type_: options.Type = 2,
+    method: options.Method = "cpl",
+    defense: options.Defense = "none",
+    threat: options.ThreatWord = "curious",
+    dataset: options.AnyDataset = "lfw-patches",
+    model: options.AttackModel = None,
+    victims: options.Victims = 16,
+    draws: options.Draws = None,
+    batch_size: options.VictimBatch = None,
+    local_steps: options.VictimSteps = 1,
+    round_: options.Round = 0,
+    run: options.RunFolder = None,
+    iterations: options.Iterations = None,
+    restarts: options.Restarts = None,
+    success_rmse: options.SuccessRmse = 0.1,
+    seed: options.Seed = 0,
+    slots: options.Slots = None,
+    out_folder: options.Out = DEFAULT_FOLDER,
+    max_asr: options.MaxAsr = None,
+    as_json: options.Json = False,
 ) -> None:
     """Rebuild private data from gradients, and say how well it worked."""
     asked = {

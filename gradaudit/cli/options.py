@@ -116,3 +116,108 @@ def word(kind: str, text: str, words: type[E]) -> E:
     if text not in known:
         raise unknown_name(kind, text, known)
     return known[text]
+
+
+# An attack.
+_WHO, _SEARCH = "Who is attacked", "The search"
+
+Type = Annotated[
+    int,
+    typer.Option(
+        "--type",
+        help="Where the adversary reads: 2 an example's gradient, 1 the update at the "
+        "client, 0 the update at the server.",
+    ),
+]
+Method = Annotated[
+    str, typer.Option(help="The attack, see `gradaudit list`; cpl:init=uniform.")
+]
+ThreatWord = Annotated[
+    str,
+    typer.Option(
+        "--threat",
+        help="What the adversary knows: curious, aware, informed, malicious; what is "
+        "granted beside: curious+labels.",
+    ),
+]
+AnyDataset = Annotated[
+    str,
+    typer.Option(
+        "--dataset",
+        help="A name of `gradaudit data list`, or a file.",
+        rich_help_panel=_WHO,
+    ),
+]
+AttackModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="A model; default: cpl (images), mlp (tables).",
+        rich_help_panel=_WHO,
+    ),
+]
+Victims = Annotated[
+    int, typer.Option(help="How many are attacked.", rich_help_panel=_WHO)
+]
+Draws = Annotated[
+    int | None,
+    typer.Option(
+        help="Networks drawn, victims dealt over them (default: 4 if untrained).",
+        rich_help_panel=_WHO,
+    ),
+]
+VictimBatch = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        help="Examples per local step (default: 1; 3 for types 0, 1).",
+        rich_help_panel=_WHO,
+    ),
+]
+VictimSteps = Annotated[
+    int,
+    typer.Option(
+        "--local-steps", help="Local steps of a client's round.", rich_help_panel=_WHO
+    ),
+]
+Round = Annotated[
+    int,
+    typer.Option(
+        "--round", help="Rounds of training before the attack.", rich_help_panel=_WHO
+    ),
+]
+RunFolder = Annotated[
+    pathlib.Path | None,
+    typer.Option(
+        "--run",
+        help="A recorded `gradaudit train` folder: its model in --round, the clients "
+        "that took part, its data and its defense.",
+        rich_help_panel=_WHO,
+    ),
+]
+Iterations = Annotated[
+    int | None,
+    typer.Option(
+        help="Attack iterations per restart at most.", rich_help_panel=_SEARCH
+    ),
+]
+Restarts = Annotated[
+    int | None,
+    typer.Option(help="Independent starts per victim.", rich_help_panel=_SEARCH),
+]
+SuccessRmse = Annotated[
+    float,
+    typer.Option(
+        help="RMSE at which a victim counts as rebuilt.", rich_help_panel=_SEARCH
+    ),
+]
+Slots = Annotated[
+    int | None,
+    typer.Option(
+        help="Victims per device at a time (speed only).", rich_help_panel=_SEARCH
+    ),
+]
+MaxAsr = Annotated[
+    float | None,
+    typer.Option(help="Gate: fail (exit 1) if the success rate is above this."),
+]
