@@ -1,5 +1,6 @@
 """`gradaudit train`: results, targets, errors in words, death and resurrection."""
 
+import dataclasses
 import json
 import os
 import random
@@ -8,11 +9,23 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from gradaudit import defenses
+from gradaudit.audit.train import train
+from gradaudit.audit.training_plan import recorded_round
 from gradaudit.cli.app import app
+from gradaudit.data import Dirichlet
+from gradaudit.errors import InputError
+from gradaudit.federation.round import run_round
+from gradaudit.federation.setting import Selection, Setting
+from gradaudit.federation.training import Progress
+from gradaudit.models.networks import build_model
+from gradaudit.privacy.calibrate import read_log
+from gradaudit.spec import Spec
 
 SMALL = [
     "train",
@@ -58,8 +71,138 @@ def test_more_rounds_go_on_from_the_checkpoint(trained):
     more = run(f"--out={folder}", "--json", defense, "--resume", "--rounds=4")
     assert json.loads(more.stdout)["rounds"][:3] == before
     assert len(json.loads(more.stdout)["rounds"]) == 4
-    other = run(f"--out={folder}", defense, "--resume", "--seed=1")
-    assert other.exit_code == 2 and "another training" in other.output
+    forgotten = run(f"--out={folder}", "--json", defense, "--rounds=5")
+    assert json.loads(forgotten.stdout)["rounds"][:3] == before
+    kept = (folder / "checkpoint.npz").read_bytes()
+    for resume in ([], ["--resume"]):
+        other = run(f"--out={folder}", defense, "--seed=1", *resume)
+        assert other.exit_code == 2 and "another training" in other.output
+    assert (folder / "checkpoint.npz").read_bytes() == kept
+    anew = run(f"--out={folder}", "--json", "--seed=1", "--rounds=1", "--overwrite")
+    assert len(json.loads(anew.stdout)["rounds"]) == 1
+
+
+MINE = """
+from gradaudit import defenses
+
+def mine():
+    return defenses.fed_cdp(clip={clip}, sigma=0.1)
+"""
+
+
+def test_an_edited_defense_is_another_training(tmp_path):
+    file, folder = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text(MINE.format(clip=1.0))
+    arguments = [f"--out={folder}", f"--defense={file}:mine", "--rounds=1"]
+    assert run(*arguments).exit_code == 0
+    file.write_text(MINE.format(clip=2.0))
+    again = run(*arguments, "--resume")
+    assert again.exit_code == 2 and "another training" in again.output
+
+
+NUMBERS = ("accuracy", "loss", "training_loss", "norm_before", "norm_after", "clients")
+
+
+def numbers(report):
+    return [[record[name] for name in NUMBERS] for record in report["rounds"]]
+
+
+def repeated(path):
+    arguments = Spec.read(path).call()
+    return train(**arguments).to_dict()
+
+
+def test_a_result_runs_again_to_the_same_numbers(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(MINE.format(clip=1.0))
+    setting = Setting(
+        clients=6, clients_per_round=2, local_steps=2, batch_size=4, rounds=2,
+        examples=30, selection=Selection.POISSON, partition=Dirichlet(alpha=0.3),
+    )  # fmt: skip
+    fixed = dataclasses.replace(setting, selection=Selection.FIXED)
+    asked = {
+        "names": {"setting": setting, "defense": "fed-cdp:clip=1,sigma=0.2"},
+        "objects": {
+            "setting": fixed,
+            "defense": defenses.fed_sdp(clip=2.0, sigma=0.1),
+            "model": build_model("mlp", (30,), 2),
+            "standardize": True,
+        },
+        "a file": {"setting": fixed, "defense": f"{file}:mine", "seed": 7},
+    }
+    for name, arguments in asked.items():
+        out = tmp_path / name
+        first = train(dataset="cancer", out=out, **arguments).to_dict()
+        assert numbers(repeated(out)) == numbers(first), name
+    file.write_text(MINE.format(clip=3.0))
+    with pytest.raises(InputError, match="has changed since the run"):
+        repeated(tmp_path / "a file")
+
+
+def test_a_recorded_round_is_the_training_that_took_place(tmp_path):
+    assert run(f"--out={tmp_path}", "--record-every=2", "--rounds=4").exit_code == 0
+    found = recorded_round(tmp_path, 2)
+    assert int(found.state.round) == 1 and len(found.participants) == 2
+    after, _ = run_round(
+        found.training.recipe,
+        found.training.population,
+        found.key,
+        found.state,
+        np.array(found.participants),
+    )
+    later = recorded_round(tmp_path, 4)
+    third, _ = run_round(
+        found.training.recipe,
+        found.training.population,
+        found.key,
+        after,
+        found.training.participants(found.key, Progress(after, np.zeros(0))),
+    )
+    for one, two in zip(
+        jax.tree.leaves(third), jax.tree.leaves(later.state), strict=True
+    ):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
+
+
+def test_the_log_is_what_accounting_reads(trained, tmp_path):
+    done = run(f"--out={tmp_path}", "--evaluate-every=2", "--rounds=4")
+    assert done.exit_code == 0
+    assert [step for step, _ in read_log(tmp_path / "rounds.csv")] == [2, 4]
+
+
+def test_a_diverged_training_says_so_in_valid_json(tmp_path):
+    arguments = [f"--out={tmp_path}", "--learning-rate=1e30"]
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout, parse_constant=pytest.fail)
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    assert report["status"] == "diverged" and report["metrics"]["accuracy"] is None
+    assert "diverged" in run(*arguments, "--overwrite").output
+
+
+def test_statistics_are_private_and_said_so_or_public(tmp_path):
+    private, public = tmp_path / "private", tmp_path / "public"
+    done = run(f"--out={private}", "--json", "--standardize", "--rounds=1")
+    said = " ".join(json.loads(done.stdout)["limitations"])
+    assert "private data" in said and "no epsilon counts them" in said
+    words = ["--standardize", "--statistics=public", "--rounds=1"]
+    done = run(f"--out={public}", "--json", "--public-examples=50", *words)
+    assert "private data" not in " ".join(json.loads(done.stdout)["limitations"])
+    mean = recorded_round(public, 1).plan.network.network.mean
+    known = recorded_round(public, 1).training.public.inputs
+    np.testing.assert_allclose(mean, np.asarray(known).mean(axis=0), rtol=1e-4)
+    refused = run(f"--out={tmp_path}", *words)
+    assert refused.exit_code == 2 and "need --public-examples" in refused.output
+
+
+def test_poisson_batches_train(tmp_path):
+    done = run(
+        f"--out={tmp_path}", "--json", "--batches=poisson", "--selection=poisson",
+        "--defense=fed-cdp:clip=1,sigma=2",
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert report["config"]["setting"]["batches"] == "poisson"
+    assert "Poisson batch is cut" in " ".join(report["limitations"])
 
 
 def test_tables_are_for_people(tmp_path):
@@ -70,7 +213,8 @@ def test_tables_are_for_people(tmp_path):
 
 
 def test_a_target_epsilon_ends_the_training_early(tmp_path):
-    arguments = [f"--out={tmp_path}", "--json", "--rounds=50"]
+    coins = ["--selection=poisson", "--batches=poisson", "--partition=iid"]
+    arguments = [f"--out={tmp_path}", "--json", "--rounds=50", *coins]
     defense = "--defense=fed-cdp:clip=1,sigma=2"
     done = run(*arguments, defense, "--target-epsilon=1.2")
     report = json.loads(done.stdout)
@@ -109,6 +253,18 @@ def test_centralized_is_one_client(tmp_path):
         (["--target-epsilon=1"], "claims no finite epsilon"),
         (["--public-examples=9999"], "public examples must lie in"),
         (["--resume"], "there is no checkpoint"),
+        (["--delta=0"], "delta must lie in (0, 1), got 0"),
+        (["--target-accuracy=2"], "target_accuracy must lie in (0, 1], got 2"),
+        (["--target-accuracy=nan"], "target_accuracy must lie in (0, 1], got nan"),
+        (["--target-epsilon=inf"], "target_epsilon must be positive and finite"),
+        (["--evaluate-every=0"], "evaluate_every must be at least 1, got 0"),
+        (["--record-every=0"], "record must be at least 1, got 0"),
+        (["--chunk=0"], "chunk must be at least 1, got 0"),
+        (["--learning-rate=inf"], "learning_rate must be"),
+        (["--seed=-1"], "seed must lie in 0..2^32 - 1, got -1"),
+        (["--seed=99999999999999999999"], "seed must lie in 0..2^32 - 1"),
+        (["--statistics=publik"], "did you mean 'public'"),
+        (["--batches=pison"], "did you mean 'poisson'"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, words, tmp_path):

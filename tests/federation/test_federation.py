@@ -13,11 +13,13 @@ import pytest
 from gradaudit import defenses, tree
 from gradaudit.data import Dataset
 from gradaudit.errors import InputError
+from gradaudit.federation import round as rounds
 from gradaudit.federation.population import Population, draw_without_replacement
 from gradaudit.federation.recipe import Recipe, initial_state
 from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Optimizer, Setting, Weighting
 from gradaudit.federation.training import PublicData, evaluate, fine_tune
+from gradaudit.mechanism import Point
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.networks import build_model
 
@@ -98,6 +100,38 @@ def test_one_client_with_all_data_is_plain_sgd():
         gradient = batch_gradient(MODEL, expected, jnp.asarray(DATA.inputs), targets)
         expected = tree.subtract(expected, tree.scale(0.3, gradient))
     assert_close(expected, state.params)
+
+
+SERVED = {
+    "none": defenses.none(),
+    "server, alone": DEFENSES["server"],
+    "server, together": defenses.quantile_clip(at=Point.SERVER),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_one_program_serves_rounds_of_every_size(name):
+    recipe = Recipe.of(MODEL, SERVED[name], SETTING)
+    state, population = initial_state(recipe, PARAMS), make_population()
+    rounds._round.clear_cache()
+    for count in (7, 2, 1, 5):
+        padded, seen = run_round(
+            recipe, population, KEY, state, CLIENTS[:count], chunk=2, width=8
+        )
+        assert seen.losses.shape == (count,)
+    assert rounds._round._cache_size() == 1
+    plain, expected = run_round(recipe, population, KEY, state, CLIENTS[:5])
+    assert_close(plain, padded)
+    assert_close(expected, seen)
+
+
+def test_more_clients_than_there_is_room_for_are_computed_whole():
+    recipe = Recipe.of(MODEL, DEFENSES["none"], SETTING)
+    state, population = initial_state(recipe, PARAMS), make_population()
+    more, seen = run_round(recipe, population, KEY, state, CLIENTS, chunk=2, width=3)
+    plain, expected = run_round(recipe, population, KEY, state, CLIENTS)
+    assert_close(plain, more)
+    assert_close(expected, seen)
 
 
 def test_weights_are_the_examples_held():
