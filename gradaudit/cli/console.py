@@ -56,6 +56,8 @@ def errors_in_words() -> Iterator[None]:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except (typer.Exit, typer.Abort, SystemExit):
             raise
+        except BrokenPipeError:  # the reader has seen enough: not our error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except Exception as error:
             where = _keep_traceback()
             err.print(
@@ -139,5 +141,11 @@ def ready_folder(folder: pathlib.Path) -> pathlib.Path:
 
 def print_json(value: Any) -> None:
     """Writes one JSON document to stdout and nothing else."""
-    json.dump(value, sys.stdout, indent=2, allow_nan=False)
-    sys.stdout.write("\n")
+    try:
+        json.dump(value, sys.stdout, indent=2, allow_nan=False)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InputError(f"standard output can't be written: {error}") from None

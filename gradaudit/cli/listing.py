@@ -1,6 +1,6 @@
 """`gradaudit list`: every attack, defense, dataset and model, one line each."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -47,9 +47,16 @@ def _tables() -> dict[str, list[dict[str, str]]]:
 
     return {
         "attacks": rows(*((a.name, a.summary, a.paper) for a in ATTACKS.values())),
-        "defenses": rows(*((d.name, d.summary, d.paper) for d in DEFENSES.values())),
+        "defenses": rows(*((d.name, _aliased(d), d.paper) for d in DEFENSES.values())),
         "datasets": rows(
             *((d.name, d.summary, d.origin.value) for d in CATALOGUE.values())
         ),
         "models": rows(*((m.name, m.summary, m.paper) for m in MODELS.values())),
     }
+
+
+def _aliased(preset: Any) -> str:
+    """Returns the summary; a second name of the same thing says so."""
+    if preset.alias_of is None:
+        return str(preset.summary)
+    return f"{preset.summary} The same as {preset.alias_of}."
