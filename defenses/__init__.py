@@ -24,29 +24,25 @@ from gradaudit.defenses.fast_mean import mean_of_units
 from gradaudit.defenses.layers import pogz
 from gradaudit.defenses.local import randomize
 from gradaudit.defenses.noise import NoiseAt
-from gradaudit.defenses.parsing import parse
+from gradaudit.defenses.parsing import PRESETS, Preset, parse
 from gradaudit.defenses.presets import (
-    PRESETS,
-    Preset,
+    adaclip,
     dp_baseline,
     dp_dyn,
     dp_dyns,
     dp_dyns_cdecay,
     dp_dyns_l2max,
     dp_dynsigma,
+    dpfl,
+    dpfl_even,
+    dssgd,
+    dssgd_noise,
     fed_alpha_cdp,
     fed_alpha_cdp_sigma,
     fed_cdp,
     fed_cdp_decay,
     fed_sdp,
     fed_sdp_client,
-)
-from gradaudit.defenses.presets_others import (
-    adaclip,
-    dpfl,
-    dpfl_even,
-    dssgd,
-    dssgd_noise,
     gaussian_noise,
     laplace_noise,
     ldp_sgd,

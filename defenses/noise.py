@@ -274,11 +274,6 @@ def plain_laplace(scale: float) -> LaplaceNoise:
     return LaplaceNoise(Constant(1.0), FixedSensitivity(Constant(scale)))
 
 
-NO_CLIP = 1e30  # a bound that no gradient reaches
-
-OFF = {"clip": NO_CLIP, "sigma": 0.0}
-
-
 def sanitize(
     clip: float | Schedule,
     sigma: float | Schedule,

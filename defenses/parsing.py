@@ -1,4 +1,4 @@
-"""Defenses in the words of the command line.
+"""Defenses by name: the table of presets, and the words of the command line.
 
 fed-cdp                                a preset with its defaults
 fed-cdp:clip=4,sigma=6                 with parameters
@@ -8,14 +8,18 @@ prune:ratio=0.3 + fed-cdp              one after the other
 path/to/file.py:name                   your own, see docs/defenses.md
 """
 
+import dataclasses
+import functools
+import inspect
 import types
 import typing
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec
 
 from gradaudit.defenses.base import Defense, compose, defend
-from gradaudit.defenses.presets import PRESETS
 from gradaudit.defenses.schedules import Schedule, Table, decay
 from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.spec import rebuilds
 from gradaudit.text import (
     call_with_text,
     load_user_object,
@@ -23,6 +27,89 @@ from gradaudit.text import (
     read_value,
     users_code,
 )
+
+P = ParamSpec("P")
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A named defense. `off` are parameters under which it is the identity.
+
+    `alias_of` names the preset that is the same thing under another paper's name.
+    """
+
+    name: str
+    make: Callable[..., Defense]
+    paper: str
+    summary: str
+    off: Mapping[str, Any] | None  # None = it can't be switched off
+    alias_of: str | None = None
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Returns the parameters and their default values."""
+        parameters = inspect.signature(self.make).parameters.values()
+        return {parameter.name: parameter.default for parameter in parameters}
+
+
+PRESETS: dict[str, Preset] = {}
+
+
+def preset(
+    name: str, paper: str, off: Mapping[str, Any] | None = None
+) -> Callable[[Callable[P, Defense]], Callable[P, Defense]]:
+    """Registers a constructor; its docstring's first line is the summary.
+
+    The defenses it makes carry name, paper, summary and parameters.
+    """
+
+    def register(construct: Callable[P, Defense]) -> Callable[P, Defense]:
+        summary = (construct.__doc__ or "").partition("\n")[0]
+        return _register(Preset(name, construct, paper, summary, off))
+
+    return register
+
+
+def alias(
+    name: str, of: str, paper: str, summary: str, without: str = "", **defaults: Any
+) -> Callable[..., Defense]:
+    """Registers another paper's name for a preset, with that paper's defaults.
+
+    `without` is a parameter that keeps its default.
+    """
+    known = PRESETS[of]
+    parameters = [
+        parameter.replace(default=defaults.get(parameter.name, parameter.default))
+        for parameter in inspect.signature(known.make).parameters.values()
+        if parameter.name != without
+    ]
+    construct = functools.wraps(known.make)(lambda **named: known.make(**named))
+    construct.__name__ = construct.__qualname__ = name.replace("-", "_")
+    construct.__doc__ = f"{summary}\n\nThe same as `{of}`."
+    vars(construct)["__signature__"] = inspect.Signature(parameters)
+    return _register(Preset(name, construct, paper, summary, known.off, of))
+
+
+def _register(entry: Preset) -> Callable[..., Defense]:
+    """Puts a preset into the table and returns its constructor."""
+    signature = inspect.signature(entry.make)
+
+    @rebuilds
+    @functools.wraps(entry.make)
+    def make(*args: Any, **kwargs: Any) -> Defense:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dataclasses.replace(
+            entry.make(**bound.arguments),
+            name=entry.name,
+            paper=entry.paper,
+            summary=entry.summary,
+            parameters=tuple(bound.arguments.items()),
+            made_by=make,
+        )
+
+    PRESETS[entry.name] = dataclasses.replace(entry, make=make)
+    return make
 
 
 def parse(text: str) -> Defense:

@@ -1,127 +1,94 @@
-"""Named defenses: the table, and the DP-SGD family of the papers."""
+"""Named defenses: the published ones, each with its paper and its defaults."""
 
-import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec
+from typing import Any
 
-from gradaudit.defenses.base import Defense, defend
-from gradaudit.defenses.clipping import Scope
-from gradaudit.defenses.noise import NO_CLIP, OFF, NoiseAt, sanitize
-from gradaudit.defenses.schedules import Schedule, decay
-
-P = ParamSpec("P")
-
-
-@dataclasses.dataclass(frozen=True)
-class Preset:
-    """A named defense. `off` are parameters under which it is the identity."""
-
-    name: str
-    make: Callable[..., Defense]
-    paper: str
-    summary: str
-    off: Mapping[str, Any] | None
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Returns the parameters and their default values."""
-        parameters = inspect.signature(self.make).parameters.values()
-        return {parameter.name: parameter.default for parameter in parameters}
+from gradaudit.defenses.adaptive import AdaClip, QuantileClip
+from gradaudit.defenses.base import Defense, Transform, defend
+from gradaudit.defenses.clipping import Clip, FixedSensitivity, Norm, Scope
+from gradaudit.defenses.compression import Prune, RandomSelection, SharedNoise
+from gradaudit.defenses.layers import (
+    DenseLayers,
+    Importance,
+    LayerwiseLaplace,
+    NamedLayers,
+    OnLayers,
+    Selection,
+)
+from gradaudit.defenses.local import Debias, LdpRandomizer
+from gradaudit.defenses.noise import (
+    LaplaceNoise,
+    NoiseAt,
+    plain_gaussian,
+    plain_laplace,
+    sanitize,
+)
+from gradaudit.defenses.parsing import alias, preset
+from gradaudit.defenses.schedules import Schedule, as_schedule, decay
+from gradaudit.errors import require
+from gradaudit.mechanism import Point
 
 
-PRESETS: dict[str, Preset] = {}
-
-
-def preset(
-    name: str, paper: str, summary: str, off: Mapping[str, Any] | None = None
-) -> Callable[[Callable[P, Defense]], Callable[P, Defense]]:
-    """Registers a constructor; the defenses it makes carry name, paper and parameters.
-
-    `off` is None for a defense that can't be switched off by its parameters.
-    """
-
-    def register(construct: Callable[P, Defense]) -> Callable[P, Defense]:
-        signature = inspect.signature(construct)
-
-        @functools.wraps(construct)
-        def make(*args: P.args, **kwargs: P.kwargs) -> Defense:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return dataclasses.replace(
-                construct(*args, **kwargs),
-                name=name,
-                paper=paper,
-                summary=summary,
-                parameters=tuple(bound.arguments.items()),
-            )
-
-        PRESETS[name] = Preset(name, make, paper, summary, off)
-        return make
-
-    return register
+def at_point(point: Point, *transforms: Transform) -> Defense:
+    """Returns the defense with these transforms at one point of the round."""
+    parts: Any = {point.value: transforms}
+    return defend("", **parts)
 
 
 FED_CDP = "Wei et al. 2021 (Fed-CDP)"
-
-
 FED_ALPHA_CDP = "Wei et al. 2023 (Fed-alphaCDP)"
+DYNAMIC = "Wei & Liu 2022, Table I"
+DPFL = "Zhu et al. 2021 (DPFL)"
+DSSGD = "Shokri & Shmatikov 2015"
+
+NO_CLIP = 1e30  # a bound that no gradient reaches
+OFF = {"clip": NO_CLIP, "sigma": 0.0}
+OFF_DECAY = {"start": NO_CLIP, "end": NO_CLIP / 2, "sigma": 0.0}
+OFF_SIGMA = {"sigma_start": 1e-20, "sigma_end": 5e-21}
+OFF_LAPLACE = {"epsilon": NO_CLIP, "alpha": 1e6}
+
+SIGMA_START, SIGMA_END = 15.757, 2.99  # what reproduces the stops of Table VIII
 
 
-@preset(
-    "fed-sdp",
-    FED_CDP + ", Algorithm 1",
-    "Clips and noises each client's update at the server.",
-    off=OFF,
-)
+@preset("none", "", off={})
+def none() -> Defense:
+    """Sends the gradients as they are."""
+    return defend("none")
+
+
+@preset("fed-sdp", FED_CDP + ", Algorithm 1", off=OFF)
 def fed_sdp(
     clip: float | Schedule = 4.0,
     sigma: float | Schedule = 6.0,
     scope: Scope = Scope.TENSOR,
 ) -> Defense:
-    """Returns client-level DP by the server: type 0 only."""
+    """Clips and noises each client's update at the server."""
     return defend("", server=sanitize(clip, sigma, scope=scope))
 
 
-@preset(
-    "fed-sdp-client",
-    FED_ALPHA_CDP + ", Table 3",
-    "Clips and noises each client's update at the client.",
-    off=OFF,
-)
+@preset("fed-sdp-client", FED_ALPHA_CDP + ", Table 3", off=OFF)
 def fed_sdp_client(
     clip: float | Schedule = 4.0,
     sigma: float | Schedule = 6.0,
     scope: Scope = Scope.TENSOR,
 ) -> Defense:
-    """Returns client-level DP by the client itself: types 0 and 1."""
+    """Clips and noises each client's update at the client."""
     return defend("", update=sanitize(clip, sigma, scope=scope))
 
 
-@preset(
-    "fed-cdp",
-    FED_CDP + ", Algorithm 2",
-    "Clips and noises every example's gradient in every local step.",
-    off=OFF,
-)
+@preset("fed-cdp", FED_CDP + ", Algorithm 2", off=OFF)
 def fed_cdp(
     clip: float | Schedule = 4.0,
     sigma: float | Schedule = 6.0,
     noise_at: NoiseAt = NoiseAt.UNIT,
     scope: Scope = Scope.TENSOR,
 ) -> Defense:
-    """Returns example-level DP inside the client: all three types."""
-    parts = sanitize(clip, sigma, noise_at=noise_at, scope=scope)
-    return defend("", per_example=parts)
+    """Clips and noises every example's gradient in every local step."""
+    return at_point(
+        Point.PER_EXAMPLE, *sanitize(clip, sigma, noise_at=noise_at, scope=scope)
+    )
 
 
-@preset(
-    "fed-cdp-decay",
-    FED_CDP + ", section VI",
-    "Fed-CDP with a clipping bound that decays linearly.",
-    off={"start": NO_CLIP, "end": NO_CLIP / 2, "sigma": 0.0},
-)
+@preset("fed-cdp-decay", FED_CDP + ", section VI", off=OFF_DECAY)
 def fed_cdp_decay(
     start: float = 6.0,
     end: float = 2.0,
@@ -130,32 +97,26 @@ def fed_cdp_decay(
     policy: str = "linear",
     noise_at: NoiseAt = NoiseAt.UNIT,
 ) -> Defense:
-    """Returns Fed-CDP with C decaying from `start` to `end` over `rounds`."""
+    """Fed-CDP with a clipping bound that decays linearly."""
     clip = decay(policy, start, end, rounds)
-    return defend("", per_example=sanitize(clip, sigma, noise_at=noise_at))
+    return at_point(Point.PER_EXAMPLE, *sanitize(clip, sigma, noise_at=noise_at))
 
 
-@preset(
-    "fed-alpha-cdp",
-    FED_ALPHA_CDP + ", section 5.2",
-    "Fed-CDP with noise scaled to the largest norm of the batch (l2-max).",
-    off=OFF,
-)
+@preset("fed-alpha-cdp", FED_ALPHA_CDP + ", section 5.2", off=OFF)
 def fed_alpha_cdp(
     clip: float | Schedule = 4.0,
     sigma: float | Schedule = 6.0,
     noise_at: NoiseAt = NoiseAt.UNIT,
 ) -> Defense:
-    """Returns Fed-CDP with l2-max sensitivity."""
-    parts = sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
-    return defend("", per_example=parts)
+    """Fed-CDP with noise scaled to the largest norm of the batch (l2-max)."""
+    return at_point(
+        Point.PER_EXAMPLE, *sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
+    )
 
 
 @preset(
     "fed-alpha-cdp-sigma",
     FED_ALPHA_CDP + ", section 5.3",
-    "Fed-alphaCDP with a decaying noise scale (policy linear, staircase, "
-    "exponential or cyclic).",
     off={"clip": NO_CLIP, "start": 1e-20, "end": 5e-21},
 )
 def fed_alpha_cdp_sigma(
@@ -166,57 +127,29 @@ def fed_alpha_cdp_sigma(
     policy: str = "exponential",
     noise_at: NoiseAt = NoiseAt.UNIT,
 ) -> Defense:
-    """Returns Fed-alphaCDP with sigma decaying from `start` to `end`."""
+    """Fed-alphaCDP with a noise scale that decays by one of the policies."""
     sigma = decay(policy, start, end, rounds)
-    parts = sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
-    return defend("", per_example=parts)
+    return at_point(
+        Point.PER_EXAMPLE, *sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
+    )
 
 
-PAPER = "Wei & Liu 2022, Table I"
+dp_baseline = alias(
+    "dp-baseline", "fed-cdp", DYNAMIC, "DP-SGD with fixed C, S = C and sigma."
+)
+dp_dyns_cdecay = alias(
+    "dp-dyns-cdecay",
+    "fed-cdp-decay",
+    DYNAMIC,
+    "DP-SGD with a decaying C, S = C.",
+    rounds=10_000,
+)
+dp_dyns_l2max = alias(
+    "dp-dyns-l2max", "fed-alpha-cdp", DYNAMIC, "DP-SGD with S = l2-max of the batch."
+)
 
 
-_OFF_DECAY = {"start": NO_CLIP, "end": NO_CLIP / 2, "sigma": 0.0}
-
-
-_SIGMA_START, _SIGMA_END = 15.757, 2.99  # what reproduces the stops of Table VIII
-
-
-@preset("dp-baseline", PAPER, "DP-SGD with fixed C, S = C and sigma.", off=OFF)
-def dp_baseline(
-    clip: float | Schedule = 4.0,
-    sigma: float | Schedule = 6.0,
-    noise_at: NoiseAt = NoiseAt.UNIT,
-) -> Defense:
-    """Returns the baseline: everything is fixed."""
-    return defend("", per_example=sanitize(clip, sigma, noise_at=noise_at))
-
-
-@preset("dp-dyns-cdecay", PAPER, "DP-SGD with a decaying C, S = C.", off=_OFF_DECAY)
-def dp_dyns_cdecay(
-    start: float = 6.0,
-    end: float = 2.0,
-    rounds: int = 10_000,
-    policy: str = "linear",
-    sigma: float | Schedule = 6.0,
-    noise_at: NoiseAt = NoiseAt.UNIT,
-) -> Defense:
-    """Returns dynamic sensitivity by a decaying clip."""
-    clip = decay(policy, start, end, rounds)
-    return defend("", per_example=sanitize(clip, sigma, noise_at=noise_at))
-
-
-@preset("dp-dyns-l2max", PAPER, "DP-SGD with S = l2-max of the batch.", off=OFF)
-def dp_dyns_l2max(
-    clip: float | Schedule = 4.0,
-    sigma: float | Schedule = 6.0,
-    noise_at: NoiseAt = NoiseAt.UNIT,
-) -> Defense:
-    """Returns dynamic sensitivity by l2-max."""
-    parts = sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
-    return defend("", per_example=parts)
-
-
-@preset("dp-dyns", PAPER, "DP-SGD with a decaying C and S = l2-max.", off=_OFF_DECAY)
+@preset("dp-dyns", DYNAMIC, off=OFF_DECAY)
 def dp_dyns(
     start: float = 6.0,
     end: float = 2.0,
@@ -225,48 +158,168 @@ def dp_dyns(
     sigma: float | Schedule = 6.0,
     noise_at: NoiseAt = NoiseAt.UNIT,
 ) -> Defense:
-    """Returns dynamic sensitivity by both."""
+    """DP-SGD with a decaying C and S = l2-max."""
     clip = decay(policy, start, end, rounds)
-    parts = sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
-    return defend("", per_example=parts)
+    return at_point(
+        Point.PER_EXAMPLE, *sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
+    )
 
 
-@preset(
-    "dp-dynsigma",
-    PAPER,
-    "DP-SGD with a decaying sigma, S = C.",
-    off={"clip": 1e4, "sigma_start": 1e-20, "sigma_end": 5e-21},
-)
+@preset("dp-dynsigma", DYNAMIC, off={"clip": 1e4, **OFF_SIGMA})
 def dp_dynsigma(
     clip: float | Schedule = 4.0,
-    sigma_start: float = _SIGMA_START,
-    sigma_end: float = _SIGMA_END,
+    sigma_start: float = SIGMA_START,
+    sigma_end: float = SIGMA_END,
     rounds: int = 10_000,
     policy: str = "exponential",
     noise_at: NoiseAt = NoiseAt.UNIT,
 ) -> Defense:
-    """Returns a dynamic noise scale over a fixed clip."""
+    """DP-SGD with a decaying sigma, S = C."""
     sigma = decay(policy, sigma_start, sigma_end, rounds)
-    return defend("", per_example=sanitize(clip, sigma, noise_at=noise_at))
+    return at_point(Point.PER_EXAMPLE, *sanitize(clip, sigma, noise_at=noise_at))
 
 
-@preset(
-    "dp-dyn",
-    PAPER,
-    "DP-SGD with a decaying C, S = l2-max and a decaying sigma.",
-    off={"start": NO_CLIP, "end": 1e29, "sigma_start": 1e-20, "sigma_end": 5e-21},
-)
+@preset("dp-dyn", DYNAMIC, off={"start": NO_CLIP, "end": 1e29, **OFF_SIGMA})
 def dp_dyn(
     start: float = 6.0,
     end: float = 2.0,
-    sigma_start: float = _SIGMA_START,
-    sigma_end: float = _SIGMA_END,
+    sigma_start: float = SIGMA_START,
+    sigma_end: float = SIGMA_END,
     rounds: int = 10_000,
     policy: str = "exponential",
     noise_at: NoiseAt = NoiseAt.UNIT,
 ) -> Defense:
-    """Returns DP-dyn[S, sigma]: everything is dynamic, under one policy."""
+    """DP-SGD with a decaying C, S = l2-max and a decaying sigma."""
     clip = decay(policy, start, end, rounds)
     sigma = decay(policy, sigma_start, sigma_end, rounds)
-    parts = sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
-    return defend("", per_example=parts)
+    return at_point(
+        Point.PER_EXAMPLE, *sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
+    )
+
+
+@preset("gaussian-noise", FED_ALPHA_CDP + ", section 4.2", off={"std": 0.0})
+def gaussian_noise(std: float = 0.1, at: Point = Point.UPDATE) -> Defense:
+    """Adds plain Gaussian noise to what a client sends, without a clip."""
+    require(std >= 0, f"std must not be negative, got {std}")
+    return at_point(at, plain_gaussian(std))  # the papers' variance is 0.01
+
+
+@preset("laplace-noise", FED_ALPHA_CDP + ", section 4.2", off={"scale": 0.0})
+def laplace_noise(scale: float = 0.0707, at: Point = Point.UPDATE) -> Defense:
+    """Adds plain Laplace noise to what a client sends, without a clip."""
+    require(scale >= 0, f"scale must not be negative, got {scale}")
+    return at_point(at, plain_laplace(scale))  # variance 2 scale^2 = 0.01
+
+
+@preset("prune", FED_ALPHA_CDP + ", section 4.1", off={"ratio": 0.0})
+def prune(
+    ratio: float = 0.3, scope: Scope = Scope.GLOBAL, at: Point = Point.UPDATE
+) -> Defense:
+    """Drops the smallest share of the coordinates of what a client sends."""
+    return at_point(at, Prune(ratio, scope))
+
+
+@preset("dssgd", DSSGD, off={"share": 1.0, "threshold": 0.0})
+def dssgd(
+    share: float = 0.1, threshold: float = 0.0001, at: Point = Point.UPDATE
+) -> Defense:
+    """Sends a random share of the coordinates above a threshold."""
+    return at_point(at, RandomSelection(share, threshold))
+
+
+@preset(
+    "dssgd-noise",
+    DSSGD,
+    off={"share": 1.0, "threshold": 0.0, "bound": 1e6, "epsilon": NO_CLIP},
+)
+def dssgd_noise(
+    share: float = 0.1,
+    threshold: float = 0.0001,
+    bound: float = 0.001,
+    epsilon: float = 1.0,  # of one coordinate
+    at: Point = Point.UPDATE,
+) -> Defense:
+    """Sends a random share of the coordinates, bounded and with Laplace noise."""
+    noise = SharedNoise(epsilon, bound)
+    return at_point(at, RandomSelection(share, threshold, noise))
+
+
+@preset("quantile-clip", "Andrew et al. 2021", off=OFF)
+def quantile_clip(
+    clip: float = 4.0,
+    sigma: float = 6.0,
+    quantile: float = 0.5,
+    rate: float = 0.2,
+    count_sigma: float = 5.0,
+    at: Point = Point.PER_EXAMPLE,
+) -> Defense:
+    """Clips to a tracked quantile of the norms; noise follows the bound."""
+    return at_point(at, QuantileClip(clip, sigma, quantile, rate, count_sigma))
+
+
+@preset("adaclip", "Pichapati et al. 2019", off={"clip": 1e6, "sigma": 0.0})
+def adaclip(
+    clip: float = 4.0,
+    sigma: float = 6.0,
+    mean_decay: float = 0.99,
+    variance_decay: float = 0.9,
+    at: Point = Point.PER_EXAMPLE,
+) -> Defense:
+    """Clips and noises each coordinate on a learned scale."""
+    return at_point(at, AdaClip(clip, sigma, mean_decay, variance_decay))
+
+
+def _l1_clip(alpha: float, learning_rate: float) -> Clip:
+    require(learning_rate > 0, f"learning_rate must be positive, got {learning_rate}")
+    return Clip(as_schedule("alpha", alpha), Scope.GLOBAL, Norm.L1)
+
+
+@preset("dpfl", DPFL + ", Algorithm 2", off=OFF_LAPLACE)
+def dpfl(
+    epsilon: float = 1.0,
+    alpha: float = 1.0,
+    learning_rate: float = 0.01,
+    importance: Importance = (),  # from `pogz`; () = an even split
+) -> Defense:
+    """Laplace noise on the update, budget split by the layers' importance (PoGZ)."""
+    clip = _l1_clip(alpha, learning_rate)
+    noise = LayerwiseLaplace(epsilon, 2 * learning_rate * alpha, importance)
+    return defend("", update=(clip, noise))
+
+
+dpfl_even = alias(
+    "dpfl-even",
+    "dpfl",
+    DPFL + ", Table II",
+    "Laplace noise on the update, budget split evenly over the layers.",
+    without="importance",
+)
+
+
+@preset("lip", DPFL + ", section V (LIP)", off=OFF_LAPLACE)
+def lip(
+    epsilon: float = 1.0,
+    alpha: float = 1.0,
+    learning_rate: float = 0.01,
+    layers: tuple[str, ...] = (),  # () = the dense ones
+) -> Defense:
+    """Laplace noise on the dense layers only; the convolutions are sent as they are."""
+    clip = _l1_clip(alpha, learning_rate)
+    chosen: Selection = NamedLayers(layers) if layers else DenseLayers()
+    scale = FixedSensitivity(as_schedule("alpha", 2 * learning_rate * alpha))
+    noise = LaplaceNoise(as_schedule("epsilon", epsilon), scale)
+    return defend("", update=(clip, OnLayers(noise, chosen)))
+
+
+@preset("ldp-sgd", "Matsumoto et al. 2022, Algorithms 1 and 2")
+def ldp_sgd(
+    epsilon: float = 1.0,
+    clip: float = 1.0,
+    as_printed: bool = False,  # the server's factor as the paper has it
+) -> Defense:
+    """Each client sends a random direction that hides its gradient (epsilon-LDP)."""
+    return defend(
+        "",
+        update=(LdpRandomizer(epsilon, clip),),
+        server=(Debias(epsilon, clip, as_printed),),
+    )
