@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from gradaudit import machine
 from gradaudit.types import Key, PyTree, Reconstruction, Status
 
+_CUT_SHORT = (Status.INTERRUPTED, Status.MISSING)
 _EVALUATIONS_PER_CALL = 40  # progress about once a second, little waste at the end
 
 
@@ -132,6 +133,10 @@ class Snapshot:
     total: int
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C that came when every victim was done; holds the whole Reconstruction."""
+
+
 # Somebody who looks at a run from outside; attacks never hear back.
 Watcher = Callable[[Snapshot], None]
 Fetch = Callable[[NDArray[np.int64]], PyTree]  # victims' ids -> what is theirs, stacked
@@ -151,7 +156,8 @@ def search_all(
 
     Each victim gets `restarts` independent trials, and the one with the lowest own
     objective is handed in. After Ctrl-C the unfinished are INTERRUPTED and those that
-    were never begun MISSING. `slots` is how many trials a device holds at a time.
+    were never begun MISSING; if there are none, `Stopped` hands it on with the result.
+    `slots` is how many trials a device holds at a time.
     """
     conveyor = _Conveyor(key, problem, shared, fetch, count, restarts, slots)
     try:
@@ -160,7 +166,15 @@ def search_all(
                 watcher(snapshot)
     except KeyboardInterrupt:
         conveyor.collect(everything=True)
+        result = conveyor.selected()
+        if not is_cut_short(result):
+            raise Stopped(result) from None
     return conveyor.selected()
+
+
+def is_cut_short(result: Reconstruction) -> bool:
+    """Returns whether a victim is not done: Ctrl-C came before."""
+    return bool(np.isin(np.asarray(result.status), _CUT_SHORT).any())
 
 
 def default_slots(unknowns: int) -> int:
@@ -318,8 +332,10 @@ class _Conveyor:
         done = (self._trials >= 0) & (everything | (status != Status.RUNNING))
         if not done.any():
             return
-        where = self._trials[done]
         seen = jax.tree.map(np.asarray, _read(self._problem, self._trial[0]))
+        # A start that was never evaluated is no answer: its victim was not begun.
+        done &= (status != Status.RUNNING) | (seen.iterations > 0)
+        where = self._trials[done]
         for name in ("inputs", "labels", "objective", "iterations", "evaluations"):
             getattr(self._out, name)[where] = getattr(seen, name)[done]
         running = status[done] == Status.RUNNING
@@ -334,7 +350,12 @@ class _Conveyor:
         chosen = np.arange(len(choice)) * self._restarts + choice
         # What it cost is the sum over restarts; the rest belongs to the chosen one.
         spent = self._out.evaluations.reshape(-1, self._restarts).sum(axis=1)
-        return dataclasses.replace(self._out.take(chosen), evaluations=spent)
+        picked = self._out.take(chosen)
+        ended = self._out.status.reshape(-1, self._restarts)
+        begun = (ended != Status.MISSING).any(axis=1)
+        cut = begun & np.isin(ended, _CUT_SHORT).any(axis=1)
+        status = np.where(cut, np.int32(Status.INTERRUPTED), picked.status)
+        return dataclasses.replace(picked, evaluations=spent, status=status)
 
     def _fill(self) -> None:
         free = np.flatnonzero(self._trials < 0)

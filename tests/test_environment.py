@@ -33,7 +33,7 @@ def test_the_cache_is_the_users_by_default(monkeypatch, tmp_path):
 
 PROGRAM = """
 import json, pathlib, sys
-from gradaudit import environment
+from gradaudit import machine
 machine.configure()
 import jax, jax.numpy as jnp
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -13,7 +13,7 @@ from gradaudit import machine
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack, check_observation
 from gradaudit.attacks.matching import Matching
-from gradaudit.attacks.search import Snapshot
+from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
 from gradaudit.audit.outcome import AttackResult, Picture
 from gradaudit.audit.scenario import Group, Simulated
 from gradaudit.audit.scores import Evaluator, Score, Trace
@@ -29,7 +29,7 @@ from gradaudit.models.networks import build_model
 from gradaudit.privacy.statement import epsilon, privacy_as_plain
 from gradaudit.report import metrics
 from gradaudit.spec import Spec
-from gradaudit.types import Key, Knowledge, Leakage, Observation, Reconstruction, Status
+from gradaudit.types import Key, Knowledge, Leakage, Observation
 
 DEFAULT_DATASET = "lfw-patches"
 _DRAWS = 4  # networks that an untrained run draws, unless it is told otherwise
@@ -220,11 +220,7 @@ class _Attacking:
                 self._missing.extend(group.ids.tolist())
                 continue
             try:
-                rebuilt = self._attack(key, draw, group, slots)
-                status = np.asarray(rebuilt.status)
-                interrupted = bool(
-                    np.isin(status, (Status.INTERRUPTED, Status.MISSING)).any()
-                )
+                interrupted = self._attack(key, draw, group, slots)
             except KeyboardInterrupt:
                 interrupted = True
                 self._missing.extend(group.ids.tolist())
@@ -240,9 +236,8 @@ class _Attacking:
         check_observation(run.model, _unstacked(first))
         return notes
 
-    def _attack(
-        self, key: Key, draw: int, group: Group, slots: int | None
-    ) -> Reconstruction:
+    def _attack(self, key: Key, draw: int, group: Group, slots: int | None) -> bool:
+        """Attacks the victims of one draw; returns whether it was interrupted."""
         run = self._run
         truth = run.scenario.truth(group.ids)
         evaluator = Evaluator(
@@ -262,9 +257,13 @@ class _Attacking:
                 self._progress(self._finished + snapshot.finished, total)
 
         draw_key = key if draw == 0 else jax.random.fold_in(key, draw)
-        rebuilt = run.attack.reconstruct_many(
-            draw_key, run.model, group.victims, slots, watch
-        )
+        interrupted = False
+        try:
+            rebuilt = run.attack.reconstruct_many(
+                draw_key, run.model, group.victims, slots, watch
+            )
+        except Stopped as stop:
+            rebuilt, interrupted = stop.args[0], True
         self._clock.tick()
         self._finished += len(group.ids) * run.attack.restarts
         begun = {int(i): row for row, i in enumerate(group.ids)}
@@ -274,7 +273,7 @@ class _Attacking:
             private = np.asarray(truth.inputs)[row]
             self._rows.append((score, evaluator.trace_of(row), private, inputs))
         self._missing.extend(begun)
-        return rebuilt
+        return interrupted or is_cut_short(rebuilt)
 
     def _result(self, notes: list[str], interrupted: bool) -> AttackResult:
         run, about = self._run, self._run.about

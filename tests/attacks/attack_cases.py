@@ -1,17 +1,23 @@
 """The tables that the attack tests run over, and small victims to run them on."""
 
-import dataclasses
 import functools
 
 import jax
 import numpy as np
 
 from gradaudit.attacks import PRESETS, Matching, Victims, cpl
+from gradaudit.attacks.objective import (
+    Layout,
+    Start,
+    ValueAndGradient,
+    layout_of,
+    objective,
+)
 from gradaudit.data import load_dataset
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.model import Model
 from gradaudit.models.networks import MODELS, build_model
-from gradaudit.types import Leakage, Observation, PyTree, Victim
+from gradaudit.types import LocalTraining, Observation, PyTree, Victim
 
 MATCHING = [name for name, p in PRESETS.items() if isinstance(p.make(), Matching)]
 IMAGE_MODELS = [name for name in MODELS if name != "mlp"]
@@ -26,9 +32,8 @@ def leak(
 ) -> tuple[Observation, Victim]:
     """Returns the gradient of one batch and whose it is."""
     params, gradient = _first_gradient(model, seed, inputs, labels)
-    kind = Leakage.EXAMPLE if len(inputs) == 1 else Leakage.CLIENT
-    observation = Observation(params, gradient, None, kind, batch_size=len(inputs))
-    return observation, Victim(inputs, labels)
+    training = LocalTraining(batch_size=len(inputs))
+    return Observation(params, gradient, training=training), Victim(inputs, labels)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -60,8 +65,26 @@ def digit_victims(
 
 def quick(attack: Matching, iterations: int = 3) -> Matching:
     """Returns the attack with a small budget."""
-    stop = dataclasses.replace(attack.stop, iterations=iterations)
-    return dataclasses.replace(attack, stop=stop)
+    return attack.within(iterations)
 
 
 QUICK = quick(cpl(), 12)
+
+
+def objective_of(
+    matching: Matching, model: Model, observation: Observation, labels: jax.Array
+) -> tuple[Layout, ValueAndGradient]:
+    """Returns the layout and the objective that this attack has for one victim."""
+    replays = matching.replays(observation.training)
+    start = Start(matching.init, matching.labels, ordered=replays)
+    layout = layout_of(start, model, observation)
+    value_and_gradient = objective(
+        matching.distance,
+        matching.priors,
+        layout,
+        model,
+        observation,
+        replays,
+        labels,
+    )
+    return layout, value_and_gradient

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from gradaudit.attacks.base import Best
-from gradaudit.attacks.lbfgs import LBFGS, Memory
-from gradaudit.attacks.matching import Matching, objective
+from gradaudit.attacks.distances import SquaredL2
+from gradaudit.attacks.lbfgs import LBFGS, Clock, Memory
+from gradaudit.attacks.objective import Layout, objective
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.networks import build_model, for_shared_weights
 from gradaudit.types import Observation
@@ -81,15 +82,19 @@ def torchs(trace):
 def ours(problem):
     model = for_shared_weights(build_model("cpl", (28, 28, 1), 10))
     targets = one_hot(jnp.asarray(problem.labels), 10)
+    layout = Layout((1, 28, 28, 1), 10, searches_labels=False)
+    clock = Clock(jnp.zeros((), jnp.int32), OUTER)
     leaked = per_example_gradients(model, problem.params, problem.images, targets)
 
     def run(optimizer: LBFGS, iterations: int):
         def one(gradient, start, label):
             observation = Observation(problem.params, gradient)
-            evaluate = objective(Matching(), model, observation, label[None])
+            evaluate = objective(
+                SquaredL2(), (), layout, model, observation, False, label[None]
+            )
 
             def step(carry, _):
-                progress = optimizer.iterate(evaluate, lambda x: x, *carry)
+                progress = optimizer.iterate(evaluate, None, *carry, clock)
                 memory: Memory = progress.memory
                 record = (memory.value, progress.position, progress.evaluations)
                 return (progress.position, memory, progress.best), record

@@ -1,0 +1,92 @@
+"""The threat: what it gives, what an attack needs, and what is said of the two."""
+
+import pytest
+
+from gradaudit import defenses
+from gradaudit.attacks import PRESETS, cpl, gradinv
+from gradaudit.attacks.labels import Known, LastLayer
+from gradaudit.audit.threat import GRANTS, THREATS, Threat, remarks, transforms_seen
+from gradaudit.defenses.compression import Sign
+from gradaudit.errors import InputError
+from gradaudit.types import Knowledge, Leakage
+
+SIGNED = defenses.defend("signed", per_example=(Sign(),))
+
+
+@pytest.mark.parametrize(
+    ("defense", "unseen"),
+    [
+        (defenses.fed_sdp(), {Leakage.CLIENT, Leakage.EXAMPLE}),
+        (defenses.fed_sdp_client(), {Leakage.EXAMPLE}),
+        (defenses.fed_cdp(), set()),
+    ],
+    ids=["fed-sdp", "fed-sdp-client", "fed-cdp"],
+)
+def test_a_defense_behind_the_tap_is_said_to_protect_nothing(defense, unseen):
+    for leakage in Leakage:
+        said = " ".join(remarks(cpl(), defense, leakage))
+        assert ("protects nothing" in said) == (leakage in unseen)
+        assert bool(transforms_seen(defense, leakage)) == (leakage not in unseen)
+
+
+def test_no_defense_needs_no_words():
+    for preset in PRESETS.values():
+        assert remarks(preset.make(), defenses.none(), Leakage(2)) == []
+
+
+def test_signs_can_not_be_matched_by_l2():
+    with pytest.raises(InputError, match="gradinv"):
+        remarks(cpl(), SIGNED, Leakage.EXAMPLE)
+    assert remarks(gradinv(), SIGNED, Leakage.EXAMPLE) == []
+
+
+def test_a_closed_form_is_said_to_need_an_exact_gradient():
+    said = remarks(PRESETS["analytic"].make(), defenses.fed_cdp(), Leakage.EXAMPLE)
+    assert any("exact gradient" in sentence for sentence in said)
+
+
+def test_threats_grow_and_grants_add_to_them():
+    known = {
+        name: Threat.parse(name, Leakage.CLIENT).knows for name in ("curious", "aware")
+    }
+    assert known["curious"] < known["aware"]
+    assert known["aware"] < Threat.parse("informed", Leakage.CLIENT).knows
+    assert known["aware"] < Threat.parse("malicious", Leakage.CLIENT).knows
+    granted = Threat.parse("curious+labels", Leakage.CLIENT)
+    assert granted.knows == known["curious"] | {Knowledge.LABELS}
+    assert granted.name == "curious+labels"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("curios", "did you mean 'curious'"),
+        ("curious+label", "did you mean 'labels'"),
+        ("", "threat"),
+        ("+labels", "threat"),
+    ],
+)
+def test_an_unknown_threat_is_answered_in_words(text, words):
+    with pytest.raises(InputError, match=words):
+        Threat.parse(text, Leakage.EXAMPLE)
+
+
+@pytest.mark.parametrize("name", THREATS)
+def test_an_attack_that_needs_more_than_the_threat_gives_is_refused(name):
+    asking, modest = cpl(labels="known"), cpl()
+    threat = Threat.parse(name, Leakage.CLIENT)
+    threat.check(modest)
+    with pytest.raises(InputError, match=rf"--threat {name}\+labels"):
+        threat.check(asking)
+    Threat.parse(f"{name}+labels", Leakage.CLIENT).check(asking)
+    assert set(GRANTS) == {"labels"}  # what the words above can promise
+
+
+def test_known_labels_come_in_order_and_the_record_says_so():
+    assert Known.ordered and not getattr(LastLayer(), "ordered", False)
+    record = Threat.parse("curious+labels", Leakage.CLIENT).to_dict(cpl(labels="known"))
+    for said in (record["knows"], record["attack_needs"]):
+        assert any("labels" in words and "which local step" in words for words in said)
+    modest = Threat.parse("curious", Leakage.CLIENT).to_dict(cpl())
+    assert not any("labels" in words for words in modest["knows"])
+    assert modest["attack_needs"] == []
