@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradaudit.cli import options
 from gradaudit.cli.console import err, errors_in_words, out, print_json
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, require
 
 if TYPE_CHECKING:
     from gradaudit.federation.setting import Setting
@@ -34,7 +35,6 @@ def _option(panel: str, help: str, *flags: str) -> Any:
 
 
 _NOISE, _DEFENSE, _INVERSE = "The noise itself", "From a defense", "The other way round"
-_SETTING = "The setting (default: as published for the dataset)"
 
 
 Sigma = Annotated[float | None, _option(_NOISE, "Noise multiplier of every step.")]
@@ -71,27 +71,14 @@ Participations = Annotated[
     int | None,
     _option(_DEFENSE, "Rounds that a client really took part in, for the views."),
 ]
-DatasetName = Annotated[str, _option(_SETTING, "Whose published setting is used.")]
-Rounds = Annotated[int | None, _option(_SETTING, "Rounds of the training.")]
-LocalSteps = Annotated[int | None, _option(_SETTING, "Local steps of a round.")]
-BatchSize = Annotated[int | None, _option(_SETTING, "Examples per local step.")]
-Examples = Annotated[int | None, _option(_SETTING, "Examples per client.")]
-Clients = Annotated[int | None, _option(_SETTING, "Clients in all.")]
-ClientsPerRound = Annotated[int | None, _option(_SETTING, "Clients per round.")]
-SelectionName = Annotated[
-    str | None, _option(_SETTING, "Clients of a round: fixed, poisson or active.")
+DatasetName = Annotated[
+    str, _option(options.SETTING, "Whose published setting is used.")
 ]
-BatchesName = Annotated[
-    str | None, _option(_SETTING, "Batches of a step: fixed or poisson.")
-]
-PartitionText = Annotated[
-    str | None,
-    _option(_SETTING, "Who holds what, for example iid or shards:classes=2."),
-]
+Rounds = Annotated[int | None, _option(options.SETTING, "Rounds, T.")]
 Copies = Annotated[
     int | None,
     _option(
-        _SETTING,
+        options.SETTING,
         "Clients that hold one example (default: from the partition and the dataset).",
     ),
 ]
@@ -112,7 +99,6 @@ Convention = Annotated[
     str, _option("", "clean, or paper: their rounding and off-by-one.")
 ]
 Plot = Annotated[str | None, _option("", "Write epsilon over steps to this file.")]
-AsJson = Annotated[bool, _option("", "Print JSON on stdout.", "--json")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,14 +125,14 @@ def account(
     participations: Participations = None,
     dataset: DatasetName = "mnist",
     rounds: Rounds = None,
-    local_steps: LocalSteps = None,
-    batch_size: BatchSize = None,
-    examples: Examples = None,
-    clients: Clients = None,
-    clients_per_round: ClientsPerRound = None,
-    selection: SelectionName = None,
-    batches: BatchesName = None,
-    partition: PartitionText = None,
+    local_steps: options.LocalSteps = None,
+    batch_size: options.BatchSize = None,
+    examples: options.Examples = None,
+    clients: options.Clients = None,
+    clients_per_round: options.ClientsPerRound = None,
+    selection: options.SelectionWord = None,
+    batches: options.BatchesWord = None,
+    partition: options.PartitionWord = None,
     copies: Copies = None,
     target_epsilon: TargetEpsilon = None,
     calibrate: Calibrate = False,
@@ -155,7 +141,7 @@ def account(
     delta: Delta = 1e-5,
     convention: Convention = "clean",
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show the privacy spent: all methods side by side, and what holds."""
     question = _Question(delta, convention, target_epsilon, plot, as_json)
@@ -342,24 +328,16 @@ def _setting(dataset: str, **changes: Any) -> "Setting":
     from gradaudit.federation.setting import Batches, Selection, paper_setting
 
     read = {
-        "selection": lambda text: _member("selection", text, Selection),
-        "batches": lambda text: _member("batches", text, Batches),
+        "selection": lambda text: options.word("selection", text, Selection),
+        "batches": lambda text: options.word("batches", text, Batches),
         "partition": parse_partition,
     }
-    given = {
+    given: dict[str, Any] = {
         name: read[name](value) if name in read else value
         for name, value in changes.items()
         if value is not None
     }
     return dataclasses.replace(paper_setting(dataset), **given)
-
-
-def _member(kind: str, text: str, words: Any) -> Any:
-    """Returns the member of an enum that a word of the command line means."""
-    known = {member.value: member for member in words}
-    if text not in known:
-        raise unknown_name(kind, text, known)
-    return known[text]
 
 
 def _privacy(
@@ -382,7 +360,7 @@ def _privacy(
         setting,
         delta=question.delta,
         tensors=tensors,
-        sampling=_member("sampling", sampling, accounting.Sampling),
+        sampling=options.word("sampling", sampling, accounting.Sampling),
         convention=question.convention,
         copies=copies,
         class_sizes=known.class_sizes("train") if known else (),

@@ -107,7 +107,11 @@ def read_log(path: str | pathlib.Path) -> list[tuple[int, float]]:
         f"got {', '.join(sorted(columns)) or 'none'}",
     )
     try:
-        return [(int(row[str(step)]), float(row["accuracy"])) for row in rows]
+        return [
+            (int(row[str(step)]), float(row["accuracy"]))
+            for row in rows
+            if row["accuracy"]  # a round without a validation
+        ]
     except ValueError as error:
         raise InputError(f"the training log {path}: {error}") from None
 

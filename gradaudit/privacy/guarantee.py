@@ -1,6 +1,7 @@
 """The verdict on a claim, with its reasons, and what each adversary is given."""
 
 import dataclasses
+import functools
 import math
 
 from gradaudit.federation.setting import Selection
@@ -190,28 +191,33 @@ class View:
         return self.usual.releases
 
 
-def view_of(plan: PrivacyPlan, delta: float, leakage: int) -> View:
-    """Returns what the adversary of this type is given."""
-    reason = _exposed(plan.mechanisms, leakage)
-    if not reason and not plan.has_noise():
-        reason = "No noise scale holds for every batch."
-    if reason:
-        nothing = Seen(0, 0, math.inf)
-        return View(leakage, 1.0, nothing, nothing, reason)
-    usual = _seen(plan, delta, leakage, plan.usual_participations(), high=False)
-    high = _seen(plan, delta, leakage, plan.high_participations(), high=True)
-    rate = plan.draw.rate if plan.unit is Unit.EXAMPLE and leakage < 2 else 1.0
-    why = "" if math.isfinite(high.epsilon) else "The noise is so small."
-    return View(leakage, rate, usual, high, why)
+def views_of(plan: PrivacyPlan, delta: float) -> tuple[View, ...]:
+    """Returns what the adversaries of types 0, 1 and 2 are given."""
 
+    @functools.cache
+    def seen(uses: bool, rounds: int, high: bool) -> Seen:
+        events = plan.seen(rounds, uses=uses, high=high)
+        if events is None:
+            return Seen(rounds, 0, 0.0)
+        return Seen(rounds, events.steps, tight_epsilon(events, delta))
 
-def _seen(
-    plan: PrivacyPlan, delta: float, leakage: int, rounds: int, *, high: bool
-) -> Seen:
-    events = plan.seen(leakage, rounds, high=high)
-    if events is None:
-        return Seen(rounds, 0, 0.0)
-    return Seen(rounds, events.steps, tight_epsilon(events, delta))
+    def view(leakage: int) -> View:
+        reason = _exposed(plan.mechanisms, leakage)
+        if not reason and not plan.has_noise():
+            reason = "No noise scale holds for every batch."
+        if reason:
+            nothing = Seen(0, 0, math.inf)
+            return View(leakage, 1.0, nothing, nothing, reason)
+        # Only how often an example is used differs by more than the rounds.
+        uses = leakage == 2 and plan.unit is Unit.EXAMPLE
+        usual = seen(uses, plan.usual_participations(), False)
+        high = seen(uses, plan.high_participations(), uses)
+        rate = plan.draw.rate if plan.unit is Unit.EXAMPLE and not uses else 1.0
+        if math.isinf(usual.epsilon):
+            reason = "The noise is so small that this bound overflows."
+        return View(leakage, rate, usual, high, reason)
+
+    return view(0), view(1), view(2)
 
 
 def _exposed(mechanisms: tuple[Mechanism, ...], leakage: int) -> str:

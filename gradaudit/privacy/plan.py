@@ -213,17 +213,17 @@ class PrivacyPlan:
         quantile = stats.binom.ppf(HIGH, self.setting.rounds, self._part)
         return max(int(quantile), self.usual_participations())
 
-    def seen(self, leakage: int, rounds: int, *, high: bool = False) -> Events | None:
+    def seen(self, rounds: int, *, uses: bool, high: bool) -> Events | None:
         """Returns the events that a reader of one client sees of one unit.
 
         The reader knows in which `rounds` the client takes part: those with the least
-        noise. A reader of updates (types 0 and 1) does not know which examples were
-        drawn; a reader of examples (type 2) sees each use, as often as expected or,
-        if `high`, as 95 % of the examples are not exceeded. None if nothing is seen.
+        noise. A reader of updates does not know which examples were drawn; a reader of
+        `uses` (type 2, of an example) sees each of them, as often as expected or, if
+        `high`, as 95 % of the examples don't exceed. None if nothing is seen.
         """
         if self.unit is Unit.CLIENT:
             counts, draw = np.ones(rounds, np.int64), Draw(1.0)
-        elif leakage == 2:
+        elif uses:
             counts, draw = _spread(self._uses(rounds, high), rounds), Draw(1.0)
         else:
             counts, draw = np.full(rounds, self.setting.local_steps), self.draw

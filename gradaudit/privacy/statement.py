@@ -18,7 +18,7 @@ from gradaudit.privacy.guarantee import (
     View,
     judge,
     tight_epsilon,
-    view_of,
+    views_of,
 )
 from gradaudit.privacy.methods import Account, account
 from gradaudit.privacy.plan import (
@@ -152,7 +152,7 @@ def privacy_of(
         effective=effective,
         at_best=tight_epsilon(held, delta),
         rungs=(),
-        views=tuple(view_of(plan, delta, kind) for kind in range(3)),
+        views=views_of(plan, delta),
     )
     guarantee = dataclasses.replace(
         privacy.guarantee,

@@ -109,14 +109,15 @@ def test_cancer_mnist_and_a_partition_without_sharing_are_three_figures():
 
 def test_the_copies_that_take_part_are_the_smaller_of_copies_and_clients():
     def steps(**changes):
-        plan = ask("cancer", batches=Batches.POISSON, **changes).plan
+        plan = PrivacyPlan.of(JOINT, published("cancer", **changes))
         return plan.accounted().steps
 
     assert steps() == 300 * 100
     assert steps(clients_per_round=7) == 300 * 7
     assert steps(clients=5, clients_per_round=5) == 300 * 5
     # On coins a round has no fixed size: as many as are not exceeded.
-    holders = ask("cancer", selection=Selection.POISSON).plan.holders
+    coins = published("cancer", selection=Selection.POISSON)
+    holders = PrivacyPlan.of(JOINT, coins).holders
     assert stats.binom.sf(holders, 1000, 0.1) * 3 <= 1e-12
     assert 100 < holders < 200
 
@@ -240,17 +241,28 @@ def both():
     return Stated(tuple(m for part in parts for m in part.mechanisms), "both")
 
 
+def mixed():
+    """Gaussian noise at the client, and Laplace noise at the server."""
+    noisy = both().mechanisms[0]
+    laplace = dataclasses.replace(
+        noisy, kind=NoiseKind.LAPLACE, multiplier=lambda t: 0.2, norm=1
+    )
+    return Stated((noisy, laplace), "mixed")
+
+
+@pytest.mark.parametrize("defense", [both(), mixed()], ids=lambda d: d.name)
 @pytest.mark.parametrize("selection", Selection)
-def test_two_mechanisms_do_not_overspend(selection):
+def test_two_mechanisms_do_not_overspend(selection, defense):
     setting = Setting(rounds=20, selection=selection)
-    target = {Selection.POISSON: 0.651}.get(selection, 1.5)
-    rounds = rounds_within(target, PrivacyPlan(both(), setting))
-    assert rounds < 20
-    for done, within in ((rounds, True), (rounds + 1, False)):
-        if done:
-            part = dataclasses.replace(setting, rounds=done)
-            spent = epsilon(both(), part).accounted_epsilon
-            assert (spent <= target) == within
+    whole = epsilon(defense, setting).accounted_epsilon
+    for target in (0.651, whole * 0.7):
+        rounds = rounds_within(target, PrivacyPlan(defense, setting))
+        for done, within in ((rounds, True), (rounds + 1, False)):
+            if 0 < done <= setting.rounds:
+                part = dataclasses.replace(setting, rounds=done)
+                spent = epsilon(defense, part).accounted_epsilon
+                assert (spent <= target) == within
+        assert 0 <= rounds <= setting.rounds
 
 
 def test_two_mechanisms_on_one_draw_are_one_release_and_kinds_take_turns():
