@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gradaudit import machine
-from gradaudit.audit.train import CHECKPOINT, default_setting, train
+from gradaudit.audit.train import train
+from gradaudit.audit.training_plan import default_setting
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "federated_accuracy.json"
 
@@ -54,7 +55,6 @@ def measure(name: str, seed: int, rounds: int | None, work: pathlib.Path):
         standardize=case.standardize,
         seed=seed,
         out=folder,
-        resume=(folder / CHECKPOINT).exists(),
     )
 
 

@@ -17,7 +17,6 @@ from gradaudit.federation.checkpoint import RunFolder
 from gradaudit.federation.setting import Setting, setting_as_plain
 from gradaudit.federation.training import Progress, RoundRecord, Stopped, train_until
 from gradaudit.models.model import Model
-from gradaudit.privacy import affordable_rounds
 from gradaudit.privacy.events import check_delta
 from gradaudit.report import figures
 from gradaudit.report.result import SCHEMA_VERSION, Result
@@ -97,6 +96,10 @@ class TrainingResult(Result):
     def figures(self) -> dict[str, Callable[[], Any]]:
         """Returns the curves."""
         title = f"{self.config['dataset']}, {self.config['defense']}"
+        if self.accounting is not None:
+            spent = self.accounting["epsilon"]["accounted"]
+            text = spent if isinstance(spent, str) else f"{spent:.3g}"
+            title += f": ε = {text} at δ = {self.config['delta']:g}"
         draw = functools.partial(figures.training_curve, self.history, title)
         return {"curve.png": draw}
 
@@ -139,10 +142,8 @@ def train(
       model: a model or its name; by default `cnn` for images and `mlp` for tables.
       standardize: the model scales features to mean 0 and deviation 1 first.
       statistics: whose means and deviations it has then.
-      setting: clients, rounds, steps, draws, who holds what; by default the
-        dataset's published one, or a small one.
-      public_examples: the server keeps this many training examples for itself and
-        fine-tunes on them after each round.
+      setting: clients, rounds, draws ...; the dataset's published one, or a small one.
+      public_examples: the server keeps so many, and fine-tunes on them every round.
       seed: everything random follows from it.
       target_accuracy: stop at this validation accuracy.
       target_epsilon: stop before what the training spends exceeds this.
@@ -151,8 +152,7 @@ def train(
       chunk: clients vectorised together (speed only).
       record: rounds whose start is kept in `out` for attacks: every so many, or
         these; by default 1, 2, 4, 8 and so on. The last one always is.
-      out: a folder for result.json, rounds.csv, curve.png, the checkpoint, the
-        history and the recorded rounds. The same training goes on from its last
+      out: a folder for all that is written. The same training goes on from its last
         round there; a folder of another one is refused.
       resume: refuse to begin anew where there is nothing to go on from.
       overwrite: begin anew, whatever is in `out`.
@@ -166,11 +166,7 @@ def train(
     )
     training = plan.training(evaluate_every)
     key, start = plan.begin(training)
-    tensors = tree.names(start.state.params)
-    rounds = plan.setting.rounds
-    if target_epsilon is not None:
-        privacy = plan.privacy(rounds, len(tensors))
-        rounds = affordable_rounds(target_epsilon, privacy, delta)
+    rounds = plan.affordable(start.state.params, target_epsilon, delta)
     spec = plan.spec(**targets, delta=delta, evaluate_every=evaluate_every)
     folder = RunFolder(out, spec, plan.fingerprint, record)
     start = training.placed(folder.open(start, resume, overwrite))
@@ -183,20 +179,33 @@ def train(
         training, key, start, rounds, target_accuracy, chunk, finished
     )
     folder.close(progress)
-    result = TrainingResult(
-        spec=spec,
-        config=_config(plan) | targets | {"delta": delta},
-        environment=machine.describe(),
-        params=progress.state.params,
-        history=tuple(folder.history),
-        tensors=tensors,
-        stopped=stopped,
-        accounting=plan.accounting(folder.history, len(tensors), delta),
-        limitations=tuple(plan.limitations()),
-    )
+    asked = targets | {"delta": delta}
+    result = _result(plan, spec, asked, progress.state.params, folder.history, stopped)
     if out is not None:
         result.save(out)
     return result
+
+
+def _result(
+    plan: Plan,
+    spec: Spec,
+    asked: dict[str, Any],
+    params: PyTree,
+    history: list[RoundRecord],
+    stopped: Stopped,
+) -> TrainingResult:
+    tensors = tree.names(params)
+    return TrainingResult(
+        spec=spec,
+        config=_config(plan) | asked,
+        environment=machine.describe(),
+        params=params,
+        history=tuple(history),
+        tensors=tensors,
+        stopped=stopped,
+        accounting=plan.accounting(history, len(tensors), asked["delta"]),
+        limitations=tuple(plan.limitations()),
+    )
 
 
 def _config(plan: Plan) -> dict[str, Any]:

@@ -38,10 +38,10 @@ from gradaudit.federation.training import (
 from gradaudit.models.model import Model
 from gradaudit.models.model import standardize as standardized
 from gradaudit.models.networks import build_model
-from gradaudit.privacy import PrivacyPlan, privacy_of
+from gradaudit.privacy import PrivacyPlan, affordable_rounds, privacy_of
 from gradaudit.privacy.statement import privacy_as_plain
 from gradaudit.spec import Spec
-from gradaudit.types import Key
+from gradaudit.types import Key, PyTree
 
 # For data without a published setting: seconds on a laptop.
 _SMALL = Setting(
@@ -183,6 +183,14 @@ class Plan:
             tensors=tensors,
             participations=participations,
         )
+
+    def affordable(self, params: PyTree, target: float | None, delta: float) -> int:
+        """Returns how many of the rounds stay within a target; all without one."""
+        if target is None:
+            return self.setting.rounds
+        tensors = len(jax.tree.leaves(params))
+        plan = self.privacy(self.setting.rounds, tensors)
+        return affordable_rounds(target, plan, delta)
 
     def accounting(
         self, history: list[RoundRecord], tensors: int, delta: float

@@ -271,27 +271,28 @@ def train_until(
     interrupt gives back the last finished round.
     """
     try:
-        while int(progress.state.round) < rounds:
-            progress = training.advance(key, progress, chunk)
-            on_round(progress)
-            stopped = _stopped(progress, target_accuracy)
+        while True:
+            stopped = _stopped(progress, rounds, target_accuracy)
             if stopped is not None:
                 return progress, stopped
+            progress = training.advance(key, progress, chunk)
+            on_round(progress)
     except KeyboardInterrupt:
         return progress, Stopped.INTERRUPTED
-    return progress, Stopped.ROUNDS
 
 
 _is_finite = jax.jit(tree.is_finite)
 
 
-def _stopped(progress: Progress, target_accuracy: float | None) -> Stopped | None:
-    """Returns why the training ends after this round, or None."""
-    last = progress.last
-    if last is None:
-        return None
-    if not np.isfinite(last.training_loss) or not _is_finite(progress.state.params):
-        return Stopped.DIVERGED
-    if last.accuracy is None or target_accuracy is None:
-        return None
-    return Stopped.ACCURACY if last.accuracy >= target_accuracy else None
+def _stopped(
+    progress: Progress, rounds: int, target_accuracy: float | None
+) -> Stopped | None:
+    """Returns why the training ends with what is done, or None."""
+    last, target = progress.last, target_accuracy
+    if last is not None:
+        finite = np.isfinite(last.training_loss)
+        if not finite or not _is_finite(progress.state.params):
+            return Stopped.DIVERGED
+        if None not in (target, last.accuracy) and last.accuracy >= target:  # type: ignore[operator]
+            return Stopped.ACCURACY
+    return Stopped.ROUNDS if int(progress.state.round) >= rounds else None
