@@ -17,4 +17,4 @@ def round_all(key, tree, t):
     return jax.tree.map(lambda leaf: STEP * jnp.round(leaf / STEP), tree)
 
 
-rounding = defend("rounding", update=(FromFunction(round_all),))
+rounding = defend("rounding", update=(FromFunction(round_all, independent=True),))
