@@ -22,14 +22,18 @@ from typing import Any
 
 import jax
 
-from gradaudit import __version__
+from gradaudit import __version__, machine
 from gradaudit.data import load_dataset
-from gradaudit.distinguish.adversaries import LdpConfig
-from gradaudit.distinguish.blackbox import Server
-from gradaudit.distinguish.cells import Cell
-from gradaudit.distinguish.crafters import ADVERSARIES
-from gradaudit.distinguish.game import Box
-from gradaudit.distinguish.ldp_sgd import audit, norm_sweep
+from gradaudit.distinguish import (
+    ADVERSARIES,
+    Box,
+    Cell,
+    LdpConfig,
+    Server,
+    norm_sweep,
+    play_cells,
+)
+from gradaudit.files import finite
 from gradaudit.models.networks import build_model
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "ldp_table.json"
@@ -54,22 +58,23 @@ def measure(dataset_name: str, config: LdpConfig) -> tuple[list[dict[str, Any]],
     dataset = load_dataset(dataset_name)
     model = build_model("ldp-cnn", dataset.shape, dataset.classes)
     start = time.perf_counter()
-    result = audit(model, dataset, config)
-    return [row(cell) for cell in result.cells], time.perf_counter() - start
+    rows = [row(cell) for cell in play_cells(model, dataset, config)]
+    return rows, time.perf_counter() - start
 
 
 def row(cell: Cell) -> dict[str, Any]:
-    values = cell.as_json()
-    values["measurements"] = [round(value, 4) for value in values["measurements"]]
+    values: dict[str, Any] = finite(cell.plain())
+    values["measurements"] = [round(value, 4) for value in cell.measurements]
     return values
 
 
 def run(dataset: str, adversary: str, black_trials: int) -> None:
-    both = LdpConfig(epsilons=EPSILONS, adversaries=(ADVERSARIES[adversary],))
-    rows, seconds = measure(dataset, dataclasses.replace(both, boxes=(Box.WHITE,)))
-    black = dataclasses.replace(both, boxes=(Box.BLACK,), trials=black_trials)
-    more, black_seconds = measure(dataset, black)
-    rows, seconds = rows + more, seconds + black_seconds
+    config = LdpConfig(
+        epsilons=EPSILONS,
+        adversaries=(ADVERSARIES[adversary],),
+        black_trials=black_trials,
+    )
+    rows, seconds = measure(dataset, config)
     for entry in rows:
         key = (dataset, adversary, entry["box"], entry["epsilon"])
         entry["published"] = PUBLISHED.get(key)
@@ -84,7 +89,7 @@ def clients(count: int, trials: int) -> None:
         adversaries=(ADVERSARIES["benign"],),
         boxes=(Box.BLACK,),
         clients=count,
-        trials=trials,
+        black_trials=trials,
     )
     rows, seconds = measure("mnist", config)
     entry = {"seconds": round(seconds, 1), "rows": rows}
@@ -101,7 +106,7 @@ def rates() -> None:
             adversaries=chosen,
             boxes=(Box.BLACK,),
             measurements=5,
-            trials=1_000,
+            black_trials=1_000,
             server=server,
         )
         rows, seconds = measure("mnist", config)
@@ -180,6 +185,7 @@ def main() -> None:
     for name in ("rates", "norms", "show"):
         parts.add_parser(name)
     arguments = parser.parse_args()
+    machine.configure()
     if arguments.part == "run":
         for adversary in arguments.adversary:
             run(arguments.dataset, adversary, arguments.black_trials)

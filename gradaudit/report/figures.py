@@ -236,7 +236,7 @@ def epsilon_figure(cells: "Sequence[Cell]") -> Any:
     for axes in grid[-1, :]:
         axes.set_xlabel("theoretical ε")
     for axes in grid[:, 0]:
-        axes.set_ylabel("ε")
+        axes.set_ylabel("ε reached")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(
         handles, labels, fontsize=8, loc="outside lower center", ncols=min(3, columns)

@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 
 from gradaudit.data import load_dataset
+from gradaudit.defenses.local import randomize
 from gradaudit.distinguish.bounds import empirical_epsilon
 from gradaudit.distinguish.crafters import ADVERSARIES, draw_scene
-from gradaudit.distinguish.game import Errors
-from gradaudit.distinguish.law import attainable_epsilon, cosine_rates, pair_law
-from gradaudit.distinguish.whitebox import Cosine, LikelihoodRatio, play, play_in_full
+from gradaudit.distinguish.game import Errors, Trials, play_in_chunks
+from gradaudit.distinguish.whitebox import (
+    Cosine,
+    LikelihoodRatio,
+    attainable_epsilon,
+    cosine_rates,
+    pair_law,
+    play_white,
+)
 from gradaudit.models.networks import build_model
 
 KEY = jax.random.key(7)
@@ -25,6 +32,31 @@ def random_pair(size: int, norms: tuple[float, float], seed: int = 0) -> np.ndar
     pair = np.random.default_rng(seed).normal(size=(2, size))
     lengths = np.linalg.norm(pair, axis=1, keepdims=True)
     return (pair / lengths * np.array(norms)[:, None]).astype(np.float32)
+
+
+@jax.jit
+def full_products(keys, gradients, epsilon):
+    norms = jnp.linalg.norm(gradients, axis=1, keepdims=True)
+    units = gradients / jnp.where(norms > 0, norms, 1.0)
+
+    def trial(key):
+        choice_key, answer_key = jax.random.split(key)
+        first = jax.random.bernoulli(choice_key)
+        gradient = jnp.where(first, gradients[0], gradients[1])
+        return first, units @ randomize(answer_key, gradient, epsilon, CLIP)
+
+    return jax.vmap(trial)(keys)
+
+
+def play_in_full(gradients, epsilon: float, trials: int) -> Trials:
+    """The real randomizer on whole gradients, O(d) per trial: the sampler's oracle."""
+
+    def chunk(key, size):
+        keys = jax.random.split(key, size)
+        first, products = full_products(keys, gradients, epsilon)
+        return first, Cosine().score(products)
+
+    return Trials(*play_in_chunks(KEY, trials, 2**8, chunk))
 
 
 def within(errors: Errors, rates: tuple[float, float], deviations: float = 3.5) -> bool:
@@ -53,8 +85,8 @@ def test_samplers_follow_the_closed_form(size, norms, epsilon):
     pair = random_pair(size, norms)
     law = pair_law(pair, epsilon, CLIP)
     exact = cosine_rates(law)
-    fast = play(KEY, law, Cosine(), 100_000).errors()
-    full = play_in_full(KEY, jnp.asarray(pair), epsilon, CLIP, Cosine(), 2_048).errors()
+    fast = play_white(KEY, law, Cosine(), 100_000).errors()
+    full = play_in_full(jnp.asarray(pair), epsilon, 2_048).errors()
     assert within(fast, exact)
     assert within(full, exact)
 
@@ -64,8 +96,8 @@ def test_fast_sampler_equals_the_full_one_for_every_crafter(name, scene):
     crafted = ADVERSARIES[name].crafter.craft(scene)
     assert crafted.gradients.shape == (2, 10_650)
     law = pair_law(crafted.gradients, 2.0, CLIP)
-    fast = play(KEY, law, Cosine(), 200_000).errors()
-    full = play_in_full(KEY, crafted.gradients, 2.0, CLIP, Cosine(), 2_048).errors()
+    fast = play_white(KEY, law, Cosine(), 200_000).errors()
+    full = play_in_full(crafted.gradients, 2.0, 2_048).errors()
     for one, other, trials in (
         (fast.fp, full.fp, full.first),
         (fast.fn, full.fn, full.second),
@@ -80,14 +112,14 @@ def test_a_wrong_epsilon_is_seen():
     pair = random_pair(100, (1.0, 1.0))
     law = pair_law(pair, 2.0, CLIP)
     wrong = cosine_rates(pair_law(pair, 2.2, CLIP))
-    assert not within(play(KEY, law, Cosine(), 200_000).errors(), wrong)
+    assert not within(play_white(KEY, law, Cosine(), 200_000).errors(), wrong)
 
 
 @pytest.mark.parametrize("norms", [(1.0, 1.0), (2.0, 5.0), (0.4, 0.9)])
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_the_likelihood_rule_attains_the_pairs_exact_loss(norms, epsilon):
     law = pair_law(random_pair(50, norms), epsilon, CLIP)
-    errors = play(KEY, law, LikelihoodRatio(), 250_000).errors()
+    errors = play_white(KEY, law, LikelihoodRatio(), 250_000).errors()
     one_sided = (
         math.log((1 - errors.fn) / errors.fp),
         math.log((1 - errors.fp) / errors.fn),
@@ -110,9 +142,16 @@ def test_exact_worst_case_and_equal_gradients():
         assert attainable_epsilon(same) == 0.0
 
 
-def test_trials_do_not_depend_on_how_they_are_cut(monkeypatch):
+def test_the_largest_epsilon_has_a_law():
+    """1 - keep is 1e-13 there: nothing in single precision."""
+    one = random_pair(30, (1.0, 1.0))[0]
+    law = pair_law(np.stack([one, -one]), 30.0, CLIP)
+    assert attainable_epsilon(law) == pytest.approx(30.0, abs=0.01)
+
+
+def test_chunks_are_no_copies_of_each_other():
     law = pair_law(random_pair(10, (1.0, 1.0)), 1.0, CLIP)
-    trials = play(KEY, law, Cosine(), 300_000)
+    trials = play_white(KEY, law, Cosine(), 300_000)
     assert len(trials.first) == 300_000
     assert len(np.unique(trials.scores)) > 299_000  # chunks are not copies
 
@@ -122,13 +161,13 @@ def test_speed(scene):
     """10^7 trials in a minute, and 100 times the full sampler's rate."""
     crafted = ADVERSARIES["dummy-gradient"].crafter.craft(scene)
     law = pair_law(crafted.gradients, 4.0, CLIP)
-    play(KEY, law, Cosine(), 2**18)
-    play_in_full(KEY, crafted.gradients, 4.0, CLIP, Cosine(), 2**8)
+    play_white(KEY, law, Cosine(), 2**18)
+    play_in_full(crafted.gradients, 4.0, 2**8)
     start = time.perf_counter()
-    play(KEY, law, Cosine(), 10**7)
+    play_white(KEY, law, Cosine(), 10**7)
     fast = time.perf_counter() - start
     start = time.perf_counter()
-    play_in_full(KEY, crafted.gradients, 4.0, CLIP, Cosine(), 10_000)
+    play_in_full(crafted.gradients, 4.0, 10_000)
     full = time.perf_counter() - start
     rates = 10**7 / fast, 10_000 / full
     print(f"\nfast {rates[0]:,.0f}/s, full {rates[1]:,.0f}/s, 10^7 in {fast:.1f} s")
