@@ -13,6 +13,7 @@ from gradaudit.defenses.clipping import (
     clip_factors,
     joint_norms,
     scale_units,
+    smooth_norms,
     unit_norms,
     weighted_means,
 )
@@ -20,6 +21,7 @@ from gradaudit.defenses.noise import add_noise, draw_like
 from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import require
+from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
 
@@ -109,6 +111,15 @@ class QuantileClip:
         count = jnp.sum(norms <= bound) + std * jax.random.normal(key)
         share = count / len(norms)
         return bound * jnp.exp(-self.rate * (share - self.quantile))
+
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns the guess clipped to the tracked bound, and the noise tied to it."""
+        del t
+        leaves = jax.tree.leaves(evidence.expected)
+        norms = joint_norms([smooth_norms(leaf) for leaf in leaves])
+        clipped = evidence.scaled([clip_factors(norms, state)] * len(leaves))
+        variance = jnp.square(self.gradient_sigma * state)
+        return clipped.noisier([variance] * len(leaves))
 
     def release(
         self, point: Point, bound: Bound | None
@@ -269,6 +280,25 @@ class AdaClip:
             variances.append(keep * variance + (1 - keep) * seen)
             means.append(blend * mean + (1 - blend) * value.astype(jnp.float32))
         return Moments(means, variances)
+
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns the guess clipped on the learned scales, and their noise."""
+        del t
+        leaves, structure = jax.tree.flatten(evidence.expected)
+        scales = _scales(state)
+        norms = [
+            smooth_norms((leaf - mean) / scale)
+            for leaf, mean, scale in zip(leaves, state.mean, scales, strict=True)
+        ]
+        factors = clip_factors(joint_norms(norms), 1.0)
+        shifted = [
+            mean + scale_units(leaf - mean, factors)
+            for leaf, mean in zip(leaves, state.mean, strict=True)
+        ]
+        told = dataclasses.replace(
+            evidence, expected=jax.tree.unflatten(structure, shifted)
+        )
+        return told.noisier([jnp.square(self.sigma * scale) for scale in scales])
 
     def release(
         self, point: Point, bound: Bound | None

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradaudit.errors import InputError, require
+from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, Point
 from gradaudit.spec import rebuilds
 from gradaudit.text import takes, users_code, written_at
@@ -250,6 +251,33 @@ class FromFunction:
     ) -> tuple[PyTree, State]:
         """Returns what the function makes of the tree."""
         return self.function(key, tree, t), state
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A transform that tells an aware adversary what it does to a guess."""
+
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns the evidence about its output from that about its input."""
+
+
+def explain(
+    transforms: tuple[Transform, ...],
+    evidence: Evidence,
+    states: tuple[State, ...],
+    t: jax.Array | int,
+) -> Evidence:
+    """Returns what is known of the transforms' output, in order.
+
+    A transform without `explain` leaves the evidence as it is and says so.
+    """
+    for transform, state in zip(transforms, states, strict=True):
+        if isinstance(transform, Explains):
+            evidence = transform.explain(evidence, state, t)
+        else:
+            words = f"{type(transform).__name__} does not say what it does to a guess"
+            evidence = dataclasses.replace(evidence, opaque=words)
+    return evidence
 
 
 def check_transform(transform: Transform) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.schedules import Schedule
 from gradaudit.errors import require
+from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, Point
 from gradaudit.models.gradients import Outer, Units
 from gradaudit.types import Key, PyTree
@@ -57,6 +58,13 @@ def unit_norms(leaf: Units, norm: Norm = Norm.L2) -> jax.Array:
     scaled = rows * _SCALE
     # A dot product: on CPU several times faster than a sum of squares.
     return jnp.sqrt(jnp.einsum("ui,ui->u", scaled, scaled)) / _SCALE
+
+
+def smooth_norms(leaf: jax.Array, norm: Norm = Norm.L2) -> jax.Array:
+    """Returns `unit_norms` with a derivative of 0 where a unit is 0."""
+    empty = jnp.all(leaf == 0, axis=tuple(range(1, leaf.ndim)), keepdims=True)
+    norms = unit_norms(jnp.where(empty, 1.0, leaf), norm)
+    return jnp.where(empty.reshape(-1), 0.0, norms)
 
 
 def joint_norms(norms: list[jax.Array], norm: Norm = Norm.L2) -> jax.Array:
@@ -175,6 +183,13 @@ class Clip:
             norms = [joint_norms(norms, self.norm)] * len(norms)
         bound = self.bound(t)
         return [clip_factors(norm, bound) for norm in norms]
+
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns the guess clipped like the truth was."""
+        del state
+        leaves = jax.tree.leaves(evidence.expected)
+        norms = [smooth_norms(leaf, self.norm) for leaf in leaves]
+        return evidence.scaled(list(self._factors(norms, t)))
 
     def release(
         self, point: Point, bound: Bound | None

@@ -13,6 +13,7 @@ from gradaudit.defenses.clipping import Scope
 from gradaudit.defenses.noise import draw_like, unbounded
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import require
+from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
 
@@ -81,6 +82,11 @@ class Prune:
             pruned.extend(keep_above(leaf, threshold) for leaf in group)
         return jax.tree.unflatten(structure, pruned), state
 
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns that zeros were left out, and are smaller than what was sent."""
+        del state, t
+        return dataclasses.replace(evidence, sparse=True, thresholded=True)
+
     def release(
         self, point: Point, bound: Bound | None
     ) -> tuple[tuple[Mechanism, ...], Bound | None]:
@@ -110,6 +116,11 @@ class TopK:
         values = magnitudes(jax.tree.leaves(tree))
         threshold = smallest_kept(values, min(self.count, values.shape[1]))
         return jax.tree.map(lambda leaf: keep_above(leaf, threshold), tree), state
+
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns that zeros were left out, and are smaller than what was sent."""
+        del state, t
+        return dataclasses.replace(evidence, sparse=True, thresholded=True)
 
     def release(
         self, point: Point, bound: Bound | None
@@ -141,6 +152,11 @@ class Sign:
             return (jnp.sign(leaf) * size).astype(leaf.dtype)
 
         return jax.tree.map(signs, tree), state
+
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns that signs arrive."""
+        del state, t
+        return dataclasses.replace(evidence, signs=True)
 
 
 PER_COORDINATE = (
@@ -209,6 +225,13 @@ class RandomSelection:
             for part, leaf in zip(jnp.split(mask, ends, 1), leaves, strict=True)
         ]
 
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns that zeros were left out, whatever they are; noise, if any."""
+        del state, t
+        if self.noise is not None:
+            evidence = self.noise.explain(evidence)
+        return dataclasses.replace(evidence, sparse=True)
+
     def release(
         self, point: Point, bound: Bound | None
     ) -> tuple[tuple[Mechanism, ...], Bound | None]:
@@ -243,6 +266,16 @@ class SharedNoise:
             value = (clipped + scale * draw).astype(leaf.dtype)
             noisy.append(jnp.where(jnp.isfinite(leaf), value, leaf))
         return noisy
+
+    def explain(self, evidence: Evidence) -> Evidence:
+        """Returns the guess bounded like the truth, and the noise's variance."""
+        bounded = jax.tree.map(
+            lambda leaf: jnp.clip(leaf, -self.bound, self.bound), evidence.expected
+        )
+        count = len(jax.tree.leaves(bounded))
+        variance = jnp.asarray(2 * (2 * self.bound / self.epsilon) ** 2)
+        told = dataclasses.replace(evidence, expected=bounded)
+        return told.noisier([variance] * count, peaked=True)
 
     def mechanism(self, point: Point) -> Mechanism:
         """Returns the Laplace release of one coordinate; nothing bounds a unit."""

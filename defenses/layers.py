@@ -11,6 +11,7 @@ from gradaudit.defenses.base import (
     Bound,
     State,
     Transform,
+    explain,
     is_additive,
     is_independent,
     release_of,
@@ -24,6 +25,7 @@ from gradaudit.defenses.noise import (
 )
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import InputError, require
+from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.models.model import Model
 from gradaudit.types import Key, PyTree
@@ -140,6 +142,38 @@ class OnLayers:
         ]
         return jax.tree.unflatten(structure, merged), state
 
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns the evidence with what is known of the chosen tensors.
+
+        Noise that goes to some tensors only leaves the others exact, which is what an
+        adversary weighs them by.
+        """
+        structure = jax.tree.structure(evidence.expected)
+        parts = [
+            jax.tree.leaves(part)
+            for part in (evidence.expected, evidence.variance, evidence.common)
+        ]
+        mask = self.selection.of(evidence.expected)
+        chosen = [
+            [leaf for leaf, on in zip(part, mask, strict=True) if on] for part in parts
+        ]
+        inner = dataclasses.replace(
+            evidence, expected=chosen[0], variance=chosen[1], common=chosen[2]
+        )
+        told = explain((self.transform,), inner, (state,), t)
+        merged = []
+        for part, changed in zip(
+            parts, (told.expected, told.variance, told.common), strict=True
+        ):
+            fresh = iter(changed)
+            rows = [
+                next(fresh) if on else old for old, on in zip(part, mask, strict=True)
+            ]
+            merged.append(jax.tree.unflatten(structure, rows))
+        return dataclasses.replace(
+            told, expected=merged[0], variance=merged[1], common=merged[2]
+        )
+
     def release(
         self, point: Point, bound: Bound | None
     ) -> tuple[tuple[Mechanism, ...], None]:
@@ -214,6 +248,13 @@ class LayerwiseLaplace:
         scales = [jnp.float32(self.sensitivity / e) for e in self.budgets(tree)]
         noise = draw_like(key, leaves, jax.random.laplace, leaves[0].shape[0])
         return jax.tree.unflatten(structure, add_noise(leaves, noise, scales)), state
+
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns the evidence with each layer's own noise."""
+        del state, t
+        scales = [self.sensitivity / e for e in self.budgets(evidence.expected)]
+        variances = [jnp.asarray(2 * scale**2, jnp.float32) for scale in scales]
+        return evidence.noisier(variances, peaked=True)
 
     def release(
         self, point: Point, bound: Bound | None

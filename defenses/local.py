@@ -16,6 +16,7 @@ from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.clipping import unit_norms
 from gradaudit.defenses.schedules import Constant
 from gradaudit.errors import require
+from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
 
@@ -98,6 +99,15 @@ class LdpRandomizer:
 
         return jax.vmap(answer)(jax.random.split(key, units), tree), state
 
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Says why no more is to be had: an answer is one noisy bit about the guess."""
+        del state, t
+        words = (
+            "an LDP-SGD answer tells on which side of a random direction the gradient "
+            "lies, one noisy bit: its direction is followed, there is no more to match"
+        )
+        return dataclasses.replace(evidence, opaque=words)
+
     def release(
         self, point: Point, bound: Bound | None
     ) -> tuple[tuple[Mechanism, ...], None]:
@@ -137,6 +147,14 @@ class Debias:
         return jax.tree.map(
             lambda leaf: (leaf * factor).astype(leaf.dtype), tree
         ), state
+
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns the scaled guess."""
+        del state, t
+        leaves = jax.tree.leaves(evidence.expected)
+        size = sum(leaf[0].size for leaf in leaves)
+        factor = debias_factor(size, self.epsilon, self.clip, self.as_printed)
+        return evidence.scaled([factor] * len(leaves))
 
 
 def _ends(sizes: list[int]) -> list[int]:

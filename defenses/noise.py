@@ -21,6 +21,7 @@ from gradaudit.defenses.clipping import (
 )
 from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.schedules import Constant, Schedule, as_schedule
+from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.models.gradients import Units
 from gradaudit.types import Key, PyTree
@@ -187,6 +188,18 @@ class GaussianNoise:
         noise = draw_like(key, units.leaves, standard_normal)
         return add_noise(means, noise, [std] * len(means)), state
 
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns the evidence with the noise's variance; S is that of the guess."""
+        del state
+        leaves = jax.tree.leaves(evidence.expected)
+        on_batch = self.at is NoiseAt.BATCH
+        std = self._std(self._norms(leaves), t)
+        std = std / leaves[0].shape[0] if on_batch else std
+        # The adversary takes the scale as it is: a guess must not explain itself
+        # better by asking for more noise.
+        variance = jax.lax.stop_gradient(jnp.square(std))
+        return evidence.noisier([variance] * len(leaves), common=on_batch)
+
     def release(
         self, point: Point, bound: Bound | None
     ) -> tuple[tuple[Mechanism, ...], None]:
@@ -245,6 +258,19 @@ class LaplaceNoise:
         noise = draw_like(key, leaves, jax.random.laplace, leaves[0].shape[0])
         noisy = add_noise(leaves, noise, [scale] * len(leaves))
         return jax.tree.unflatten(structure, noisy), state
+
+    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        """Returns the evidence with the noise's variance, 2 b^2."""
+        del state
+        leaves = jax.tree.leaves(evidence.expected)
+        norms = (
+            [unit_norms(leaf) for leaf in leaves]
+            if self.sensitivity.data_dependent
+            else []
+        )
+        scale = jnp.asarray(self.sensitivity.of(norms, t) / self.epsilon(t))
+        variance = jax.lax.stop_gradient(2 * jnp.square(scale))
+        return evidence.noisier([variance] * len(leaves), peaked=True)
 
     def release(
         self, point: Point, bound: Bound | None

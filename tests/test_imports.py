@@ -15,7 +15,7 @@ import pytest
 LAYERS = (
     ("_version", "errors"),
     ("files", "mechanism", "types"),
-    ("machine", "spec", "text", "tree"),
+    ("evidence", "machine", "spec", "text", "tree"),
     ("models", "data"),
     ("attacks", "defenses"),
     ("federation",),

@@ -1,0 +1,110 @@
+"""Evidence: what an aware adversary expects to read of a guess, and how noise moves it.
+
+A defense explains itself step by step: each transform turns the evidence about what
+went into it into evidence about what comes out of it, with its deterministic part
+differentiable in the guess and its noise as a law. Attacks read the result and know
+nothing of transforms.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradaudit.types import PyTree
+
+_STATIC: dict[str, Any] = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What is expected of units of a guess; every leaf leads with (units,).
+
+    `variance` is that of the noise of each unit on its own and `common` that of noise
+    which all units share, per tensor, broadcastable to it. `sparse`: coordinates that
+    arrive as zero were left out, and if `thresholded` they are no larger than the
+    smallest that were sent. `peaked`: the noise is Laplace. `signs`: signs arrive,
+    times the mean magnitude of their tensor. `opaque` says in words why no more than
+    this is known, if so.
+    """
+
+    expected: PyTree
+    variance: PyTree
+    common: PyTree
+    peaked: bool = dataclasses.field(default=False, metadata=_STATIC)
+    sparse: bool = dataclasses.field(default=False, metadata=_STATIC)
+    thresholded: bool = dataclasses.field(default=False, metadata=_STATIC)
+    signs: bool = dataclasses.field(default=False, metadata=_STATIC)
+    opaque: str = dataclasses.field(default="", metadata=_STATIC)
+
+    @classmethod
+    def exact(cls, units: PyTree) -> "Evidence":
+        """Returns the evidence that these units arrive as they are."""
+        none = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), units)
+        return cls(units, none, none)
+
+    def scaled(self, factors: list[jax.Array | float]) -> "Evidence":
+        """Returns each unit's tensors times their factors, (units,) or a number."""
+
+        def times(leaf: jax.Array, factor: jax.Array | float) -> jax.Array:
+            wide = jnp.asarray(factor, leaf.dtype)
+            return leaf * wide.reshape(wide.shape + (1,) * (leaf.ndim - wide.ndim))
+
+        def grown(variance: jax.Array, leaf: jax.Array, factor: Any) -> jax.Array:
+            square = jnp.square(jnp.asarray(factor, leaf.dtype))
+            wide = square.reshape(square.shape + (1,) * (leaf.ndim - square.ndim))
+            return variance * (wide if square.ndim else square)
+
+        leaves, structure = jax.tree.flatten(self.expected)
+        moved = [times(leaf, f) for leaf, f in zip(leaves, factors, strict=True)]
+        noises = (jax.tree.leaves(self.variance), jax.tree.leaves(self.common))
+        spread = [
+            [
+                grown(v, leaf, f)
+                for v, leaf, f in zip(noise, leaves, factors, strict=True)
+            ]
+            for noise in noises
+        ]
+        return dataclasses.replace(
+            self,
+            expected=jax.tree.unflatten(structure, moved),
+            variance=jax.tree.unflatten(structure, spread[0]),
+            common=jax.tree.unflatten(structure, spread[1]),
+        )
+
+    def noisier(
+        self, variances: list[jax.Array], peaked: bool = False, common: bool = False
+    ) -> "Evidence":
+        """Returns the evidence after noise of these variances, one per tensor."""
+        field = "common" if common else "variance"
+        leaves, structure = jax.tree.flatten(getattr(self, field))
+        added = [old + new for old, new in zip(leaves, variances, strict=True)]
+        return dataclasses.replace(
+            self,
+            **{field: jax.tree.unflatten(structure, added)},
+            peaked=self.peaked or peaked,
+        )
+
+    def mean(self) -> "Evidence":
+        """Returns the evidence about the mean over units, as a unit of its own."""
+        units = jax.tree.leaves(self.expected)[0].shape[0]
+
+        def averaged(variance: jax.Array, leaf: jax.Array) -> jax.Array:
+            if variance.ndim == leaf.ndim:  # each unit has its own
+                return jnp.mean(variance, axis=0, keepdims=True) / units
+            return variance / units
+
+        return dataclasses.replace(
+            self,
+            expected=jax.tree.map(
+                lambda leaf: jnp.mean(leaf, axis=0, keepdims=True), self.expected
+            ),
+            variance=jax.tree.map(averaged, self.variance, self.expected),
+            peaked=self.peaked and units == 1,  # a mean of many is nearly normal
+        )
+
+    def spread(self) -> PyTree:
+        """Returns the variance of each tensor's coordinates, whatever its source."""
+        return jax.tree.map(jnp.add, self.variance, self.common)
