@@ -7,7 +7,13 @@ from typing import Any
 
 from gradaudit.attacks.analytic import Analytic
 from gradaudit.attacks.base import Attack
-from gradaudit.attacks.distances import CONVOLUTIONS, DENSE, Cosine, SquaredL2
+from gradaudit.attacks.distances import (
+    CONVOLUTIONS,
+    DENSE,
+    Cosine,
+    RelativeL2,
+    SquaredL2,
+)
 from gradaudit.attacks.labels import (
     Counts,
     FromBias,
@@ -62,6 +68,7 @@ _INITS: dict[str, Initialization] = {
 
 # L-BFGS reaches a squared residual of about 1e-10 of the signal in float32.
 _EXACT = Stop(iterations=300, objective=1e-10)
+_WHOLE_RUN = 2**31 - 1  # a patience that no budget reaches
 
 
 def _choose(kind: str, name: str, table: dict[str, Any]) -> Any:
@@ -132,7 +139,27 @@ def gradinv(
         priors=(TotalVariation(variation),),
         optimizer=Adam(learning_rate, signed=True, decays=True),
         box=True,
-        # The rate falls late in the run: patience has to span more than one phase.
+        # The rate falls late in the run: it never counts as stalled before its end.
+        stop=Stop(iterations=iterations, patience=_WHOLE_RUN),
+        restarts=restarts,
+    )
+
+
+def aware(
+    iterations: int = 1000,
+    restarts: int = 1,
+    variation: float = 1e-2,
+    learning_rate: float = 0.05,
+    labels: str = "last-layer",
+) -> Matching:
+    """Aware: grey start, relative L2 of what the defense makes of a guess, TV, Adam."""
+    return Matching(
+        init=Constant(0.5),
+        labels=_choose("labels", labels, _LABELS),
+        distance=RelativeL2(weight=1.0),
+        priors=(TotalVariation(variation),),
+        optimizer=Adam(learning_rate),
+        box=True,
         stop=Stop(iterations=iterations, patience=iterations),
         restarts=restarts,
     )
@@ -170,6 +197,12 @@ _TABLE = (
         gradinv,
         "Geiping et al. 2020 (Inverting Gradients)",
         f"{_MODEL}, batch size, pixel range",
+    ),
+    Preset(
+        "aware",
+        aware,
+        "this project; likelihoods as in Balunovic et al. 2022",
+        f"{_MODEL}, batch size, pixel range; the defense, if the threat tells it",
     ),
     Preset(
         "analytic",

@@ -166,8 +166,7 @@ def search_all(
                 watcher(snapshot)
     except KeyboardInterrupt:
         conveyor.collect(everything=True)
-        result = conveyor.selected()
-        if not is_cut_short(result):
+        if not is_cut_short(result := conveyor.selected()):
             raise Stopped(result) from None
     return conveyor.selected()
 
