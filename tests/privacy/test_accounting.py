@@ -180,7 +180,8 @@ def test_a_fixed_size_costs_more_than_coins_and_less_than_the_library_s_bound(
     sigma, q, steps
 ):
     ours = eps("pld", gaussian(sigma, q, steps, fixed=True))
-    assert eps("pld", gaussian(sigma, q, steps)) <= ours
+    # Coins are worst in one direction only; here each step may have its own.
+    assert eps("pld", gaussian(sigma, q, steps)) * 1.001 < ours
     assert ours <= renyi_bound_of_a_fixed_size(sigma, q, steps)
     assert ours <= eps("pld", gaussian(sigma, 1.0, steps))
 
