@@ -23,7 +23,6 @@ from gradaudit.distinguish import (
     LdpConfig,
     Verdict,
     any_mechanism,
-    blackbox,
     crafters,
     ldp_sgd,
     mechanism_audit,
@@ -58,10 +57,10 @@ def used(monkeypatch):
 
         monkeypatch.setattr(module, name, watched)
 
-    watch(whitebox, "sample_products")
+    watch(whitebox, "play_white")
     watch(ldp_sgd, "draw_scene")
     watch(ldp_sgd, "bystander_gradients")
-    watch(blackbox, "keys_over_devices")
+    watch(ldp_sgd, "play_black")
     watch(any_mechanism, "keys_over_devices")
     watch(any_mechanism, "check_release")
     initial = ldp_sgd.Model.init
@@ -85,8 +84,8 @@ def test_no_key_serves_two_purposes(used):
         norms=(0.5, 1.0),
     )
     assert {name for _, name in used} == {
-        *("parameters", "draw_scene", "sample_products"),
-        *("bystander_gradients", "keys_over_devices"),
+        *("parameters", "draw_scene", "play_white"),
+        *("bystander_gradients", "play_black"),
     }
     keys = [key for key, _ in used]
     assert len(keys) > 20
