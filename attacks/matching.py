@@ -27,6 +27,7 @@ from gradaudit.attacks.priors import Prior
 from gradaudit.attacks.search import Reading
 from gradaudit.attacks.starts import Initialization, Patterned
 from gradaudit.errors import require
+from gradaudit.evidence import Told
 from gradaudit.models.model import Model
 from gradaudit.models.networks import for_shared_weights
 from gradaudit.types import (
@@ -98,7 +99,7 @@ class Matching(Attack):
     def shared(self, observation: Observation) -> PyTree:
         """Returns what all victims share: the model, and the budget as data."""
         budget = np.int32(self.stop.iterations)
-        return observation.params, observation.buffers, budget
+        return observation.params, observation.buffers, budget, observation.memory
 
     def problem(self, model: Model, observation: Observation) -> "MatchingProblem":
         """Returns the search; it does not depend on the budget or the restarts."""
@@ -117,11 +118,12 @@ class Matching(Attack):
         seen = Observation(
             observation.params, one, observation.buffers, labels, training=training
         )
+        told = observation.told
         parts = dataclasses.replace(
             self, restarts=1, stop=dataclasses.replace(self.stop, iterations=1)
         )
         layout = layout_of(start, model, seen)
-        return MatchingProblem(parts, model, training, start, layout)
+        return MatchingProblem(parts, model, training, start, layout, told)
 
 
 @jax.tree_util.register_dataclass
@@ -149,6 +151,7 @@ class MatchingProblem:
     training: LocalTraining
     begin: Start
     layout: Layout
+    told: Told | None = None  # the defense, if the threat hands it over
 
     @property
     def evaluations_per_step(self) -> int:
@@ -201,9 +204,17 @@ class MatchingProblem:
         )
 
     def _observation(self, shared: PyTree, own: PyTree) -> Observation:
-        params, buffers, _ = shared
+        params, buffers, _, memory = shared
         gradient, labels = own
-        return Observation(params, gradient, buffers, labels, training=self.training)
+        return Observation(
+            params,
+            gradient,
+            buffers,
+            labels,
+            memory,
+            training=self.training,
+            told=self.told,
+        )
 
     def _iterate(
         self,

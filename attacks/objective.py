@@ -17,6 +17,7 @@ from gradaudit.attacks.distances import Distance
 from gradaudit.attacks.labels import LabelStrategy
 from gradaudit.attacks.priors import Prior
 from gradaudit.attacks.starts import Initialization
+from gradaudit.evidence import Evidence
 from gradaudit.models.gradients import one_hot, unrolled_update
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Observation, PyTree
@@ -147,6 +148,44 @@ def guessed_gradient(
     return tree.scale(-1.0 / rate, update)
 
 
+def expected_evidence(
+    model: Model,
+    observation: Observation,
+    replays: bool,
+    inputs: jax.Array,
+    targets: jax.Array,
+) -> Evidence:
+    """Returns what the told defense makes of these inputs, on a gradient's scale."""
+    told, memory = observation.told, observation.memory
+    training, rate = observation.training, observation.training.learning_rate
+
+    def of_batch(params: PyTree, batch: tuple[jax.Array, jax.Array]) -> Evidence:
+        def one(example: jax.Array, target: jax.Array) -> PyTree:
+            return jax.grad(model.loss)(
+                params, example[None], target[None], observation.buffers
+            )
+
+        units = Evidence.exact(jax.vmap(one)(*batch))
+        return told.per_example(units, memory)  # type: ignore[no-any-return]
+
+    if not told.reads_updates:
+        return of_batch(observation.params, (inputs, targets))
+    steps = training.local_steps if replays else 1
+    batches = [leaf.reshape(steps, -1, *leaf.shape[1:]) for leaf in (inputs, targets)]
+    # Without replay, L steps count as one gradient that was added L times.
+    repeated = 1 if replays else training.local_steps
+    params, total = observation.params, None
+    for step in range(steps):
+        mean = of_batch(params, (batches[0][step], batches[1][step])).mean()
+        moved = mean.scaled([-rate * repeated] * len(jax.tree.leaves(mean.expected)))
+        params = jax.tree.map(lambda p, e: p + e[0], params, moved.expected)
+        total = moved if total is None else total.plus(moved)
+    assert total is not None
+    arrived = told.update(total, memory)
+    count = len(jax.tree.leaves(arrived.expected))
+    return arrived.scaled([-1.0 / rate] * count)  # type: ignore[no-any-return]
+
+
 def objective(
     distance: Distance,
     priors: tuple[Prior, ...],
@@ -167,10 +206,13 @@ def objective(
         return jnp.sum(jnp.stack([prior(images) for prior in priors]))
 
     def total(position: jax.Array) -> jax.Array:
-        guess = guessed_gradient(
-            model, observation, replays, *layout.unpack(position, labels)
-        )
-        value = distance(guess, observation.gradient)
+        unpacked = layout.unpack(position, labels)
+        if observation.told is None:
+            guess = guessed_gradient(model, observation, replays, *unpacked)
+            value = distance(guess, observation.gradient)
+        else:
+            known = expected_evidence(model, observation, replays, *unpacked)
+            value = distance.misfit(known, observation.gradient)
         return value + penalty(position) if priors else value
 
     return jax.value_and_grad(total)

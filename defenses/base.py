@@ -280,6 +280,24 @@ def explain(
     return evidence
 
 
+@dataclasses.dataclass(frozen=True)
+class ToldDefense:
+    """A defense as an aware adversary knows it: an `evidence.Told`."""
+
+    at_examples: tuple[Transform, ...]
+    at_updates: tuple[Transform, ...]  # of the client, then of the server
+    reads_updates: bool
+    t: int  # the round
+
+    def per_example(self, evidence: Evidence, memory: PyTree) -> Evidence:
+        """Returns what becomes of the examples' gradients."""
+        return explain(self.at_examples, evidence, memory[0], self.t)
+
+    def update(self, evidence: Evidence, memory: PyTree) -> Evidence:
+        """Returns what becomes of the update, at the client and at the server."""
+        return explain(self.at_updates, evidence, memory[1], self.t)
+
+
 def check_transform(transform: Transform) -> None:
     """Raises `InputError` unless this can be a transform."""
     for method, words in (("init", "params"), ("apply", "key, tree, state, t")):

@@ -7,7 +7,7 @@ nothing of transforms.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,23 @@ import jax.numpy as jnp
 from gradaudit.types import PyTree
 
 _STATIC: dict[str, Any] = {"static": True}
+
+
+class Told(Protocol):
+    """The defense as an aware adversary knows it, up to where it reads; static.
+
+    `memory` are the states of the transforms, as the Observation holds them.
+    """
+
+    @property
+    def reads_updates(self) -> bool:
+        """Whether a client's update is read, not an example's gradient."""
+
+    def per_example(self, evidence: "Evidence", memory: PyTree) -> "Evidence":
+        """Returns what becomes of the examples' gradients."""
+
+    def update(self, evidence: "Evidence", memory: PyTree) -> "Evidence":
+        """Returns what becomes of the update, at the client and at the server."""
 
 
 @jax.tree_util.register_dataclass
@@ -87,14 +104,24 @@ class Evidence:
             peaked=self.peaked or peaked,
         )
 
+    def plus(self, other: "Evidence") -> "Evidence":
+        """Returns the evidence about a sum of independent parts."""
+        expected, variance, common = (
+            jax.tree.map(jnp.add, getattr(self, name), getattr(other, name))
+            for name in ("expected", "variance", "common")
+        )
+        return dataclasses.replace(
+            self, expected=expected, variance=variance, common=common
+        )
+
     def mean(self) -> "Evidence":
         """Returns the evidence about the mean over units, as a unit of its own."""
         units = jax.tree.leaves(self.expected)[0].shape[0]
 
         def averaged(variance: jax.Array, leaf: jax.Array) -> jax.Array:
             if variance.ndim == leaf.ndim:  # each unit has its own
-                return jnp.mean(variance, axis=0, keepdims=True) / units
-            return variance / units
+                variance = jnp.mean(variance, axis=0, keepdims=True)
+            return jnp.asarray(variance / units)
 
         return dataclasses.replace(
             self,

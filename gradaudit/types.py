@@ -76,11 +76,15 @@ class Observation:
     sent: PyTree
     buffers: PyTree = dataclasses.field(default_factory=dict)  # batch-norm statistics
     labels: jax.Array | None = None  # (examples,) only if the threat hands them over
+    memory: PyTree = ()  # the states of the defense that is told, if one is
     leakage: Leakage = dataclasses.field(
         default=Leakage.EXAMPLE, metadata={"static": True}
     )
     training: LocalTraining = dataclasses.field(
         default=LocalTraining(), metadata={"static": True}
+    )
+    told: Any = dataclasses.field(  # an evidence.Told: only an aware threat has one
+        default=None, metadata={"static": True}
     )
 
     @property

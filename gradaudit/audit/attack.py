@@ -171,6 +171,7 @@ def _simulated(
         round_index,
         _draws(draws, victims, round_index),
         Knowledge.LABELS in threat.knows,
+        Knowledge.DEFENSE in threat.knows,
     )
     about = {
         "defense": defense if isinstance(defense, str) else guard.name,
@@ -187,8 +188,13 @@ def _recorded(
     """Builds victims that took part in a round of a recorded training."""
     run = recorded_round(folder, number)
     plan, recipe = run.plan, run.training.recipe
-    knows_labels = Knowledge.LABELS in threat.knows
-    scenario = Simulated.recorded(run, threat.reads, victims, knows_labels)
+    scenario = Simulated.recorded(
+        run,
+        threat.reads,
+        victims,
+        Knowledge.LABELS in threat.knows,
+        Knowledge.DEFENSE in threat.knows,
+    )
     about = {
         "defense": plan.guard.name,
         "dataset": plan.data[0].name,
@@ -231,7 +237,7 @@ class _Attacking:
     def _checked(self) -> list[str]:
         """Raises for what can't work; returns what to keep in mind."""
         run = self._run
-        notes = remarks(run.attack, run.defense, run.threat.reads)
+        notes = remarks(run.attack, run.defense, run.threat)
         first = next(iter(run.scenario.groups())).victims.observe(np.zeros(1, np.int64))
         check_observation(run.model, _unstacked(first))
         return notes

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gradaudit.attacks.base import Victims
 from gradaudit.audit.training_plan import RecordedTraining
 from gradaudit.data import Dataset
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.base import Defense, ToldDefense
 from gradaudit.errors import InputError, require
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state
@@ -60,6 +60,7 @@ class Simulated:
         round_index: int = 0,
         draws: int = 1,
         labels_known: bool = False,
+        defense_known: bool = False,
     ) -> None:
         count, each = setting.clients, setting.examples
         if count * each > len(dataset):
@@ -78,6 +79,7 @@ class Simulated:
         drawn = order[: count * each].reshape(count, each)
         self.dataset, self.count = dataset, count
         self._leakage, self._labels_known = leakage, labels_known
+        self._defense_known = defense_known
         self._recipe = Recipe.of(model, defense, setting)
         self._population = Population.of(dataset, list(drawn))
         self.draws = np.array_split(np.arange(count), draws)
@@ -94,6 +96,7 @@ class Simulated:
         leakage: Leakage,
         victims: int,
         labels_known: bool = False,
+        defense_known: bool = False,
     ) -> Self:
         """Returns a round of a training that took place, read as it was run.
 
@@ -108,6 +111,7 @@ class Simulated:
         everybody = np.asarray(run.participants, np.int64)
         made.dataset, made.count = run.plan.data[0], victims
         made._key, made._leakage, made._labels_known = run.key, leakage, labels_known
+        made._defense_known = defense_known
         made._recipe = run.training.recipe
         made._population = run.training.population
         made.draws, made._participants = [everybody[:victims]], [everybody]
@@ -160,9 +164,25 @@ class Simulated:
             labels = self._private(np.resize(clients[positions], _CHUNK)).labels
             labels = labels[: len(positions)]
         template = observed(int(positions[-1]) // _CHUNK)
+        told = self._told(state)
         return dataclasses.replace(
-            template, params=state.params, sent=sent, labels=labels
+            template,
+            params=state.params,
+            sent=sent,
+            labels=labels,
+            told=told,
+            memory=() if told is None else _memory(state, len(told.at_updates)),
         )
+
+    def _told(self, state: ServerState) -> ToldDefense | None:
+        """Returns the defense up to where the adversary reads, if it is told."""
+        recipe, leakage = self._recipe, self._leakage
+        server = recipe.server if leakage is Leakage.SERVER else ()
+        updates = () if leakage is Leakage.EXAMPLE else (*recipe.update, *server)
+        if not self._defense_known or not (recipe.per_example or updates):
+            return None
+        reads_updates = leakage is not Leakage.EXAMPLE
+        return ToldDefense(recipe.per_example, updates, reads_updates, int(state.round))
 
     def _chunk(
         self, clients: Ids, everybody: Ids, state: ServerState, chunk: int
@@ -204,6 +224,11 @@ class Simulated:
                 self._recipe, self._population, self._key, state, clients
             )
         return state
+
+
+def _memory(state: ServerState, transforms: int) -> PyTree:
+    """Returns the states of what was told: at the examples, and at the update."""
+    return state.per_example, (*state.update, *state.server)[:transforms]
 
 
 def _draw_key(key: Key, draw: int) -> Key:

@@ -83,15 +83,17 @@ class Threat:
         }
 
 
-def remarks(attack: Attack, defense: Defense, leakage: Leakage) -> list[str]:
+def remarks(attack: Attack, defense: Defense, threat: Threat) -> list[str]:
     """Raises for what can't work; returns sentences on what to keep in mind."""
+    leakage = threat.reads
     seen = transforms_seen(defense, leakage)
     distance = getattr(attack, "distance", None)
     resized = any(getattr(transform, "loses_scale", False) for transform in seen)
     require(
-        not (resized and distance is not None and not distance.scale_free),
+        Knowledge.DEFENSE in threat.knows
+        or not (resized and distance is not None and not distance.scale_free),
         "signs have lost the gradient's size, so that an L2 distance can't be "
-        "matched: choose --method gradinv (cosine)",
+        "matched: choose --method gradinv (cosine), or --threat aware",
     )
     sentences = []
     if defense.name != "none" and not seen:
