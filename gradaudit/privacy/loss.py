@@ -9,6 +9,7 @@ rounded here is rounded towards more privacy loss, so the answer stays an upper 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,26 @@ class LossDistribution:
                 within, loss = middle, longer
         return over if over <= events.steps else None
 
+    def profile(self, events: Events) -> Callable[[float], float]:
+        """Returns delta as a function of epsilon, of any sign, in one direction.
+
+        The hockey-stick divergence of the releases with the unit from those without
+        it, never too small. Where a draw has a fixed size, the releases without it are
+        drawn from the others alone: a batch that holds the unit differs from one that
+        does not by one unit that is replaced, which `Events.noise` is relative to.
+        """
+        rounded = self._rounded(events)
+        grid = self._grid(rounded)
+        if not math.isfinite(grid):
+            return lambda epsilon: 1.0
+        loss = _loss(rounded, grid, _step_with_the_unit)
+
+        def delta(epsilon: float) -> float:
+            with np.errstate(all="ignore"):
+                return float(loss.get_delta_for_epsilon(epsilon))
+
+        return delta
+
     def holds_for(self, events: Events) -> bool:
         """Returns True: draws of either kind have a loss distribution."""
         return True
@@ -143,6 +164,16 @@ def _step_loss(noise: float, rate: float, pure: bool, fixed: bool, grid: float) 
     )
 
 
+@functools.lru_cache(maxsize=2048)
+def _step_with_the_unit(
+    noise: float, rate: float, pure: bool, fixed: bool, grid: float
+) -> Any:
+    """Returns the loss of a step with the unit against one without it."""
+    if pure:
+        return _step_loss(noise, rate, pure, fixed, grid)
+    return _largest_loss(noise, rate, grid, ("REMOVE",))
+
+
 def _fixed_size_loss(noise: float, rate: float, grid: float) -> Any:
     """Returns the loss of a Gaussian on a draw of a fixed size without replacement.
 
@@ -151,34 +182,43 @@ def _fixed_size_loss(noise: float, rate: float, grid: float) -> Any:
     one below (Balle et al. 2018, Theorem 9; Zhu et al. 2022, Proposition 30); `noise`
     is relative to the change that replacing makes.
     """
+    return _largest_loss(noise, rate, grid, ("REMOVE", "ADD"))
+
+
+def _largest_loss(
+    noise: float, rate: float, grid: float, directions: tuple[str, ...]
+) -> Any:
+    """Returns the loss that at each order is the largest of these directions."""
     from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     kinds = privacy_loss_mechanism.AdjacencyType
     losses = [
         privacy_loss_mechanism.GaussianPrivacyLoss(
-            noise, sampling_prob=rate, adjacency_type=kind
+            noise, sampling_prob=rate, adjacency_type=kinds[direction]
         )
-        for kind in (kinds.REMOVE, kinds.ADD)
+        for direction in directions
     ]
     bounds = [loss.connect_dots_bounds() for loss in losses]
     low = math.floor(min(bound.epsilon_lower for bound in bounds) / grid)
     high = math.ceil(max(bound.epsilon_upper for bound in bounds) / grid)
     orders = np.arange(low, high + 1) * grid
-    deltas = np.maximum(*(loss.get_delta_for_epsilon(orders) for loss in losses))
+    deltas = np.max([loss.get_delta_for_epsilon(orders) for loss in losses], axis=0)
     return pld.PrivacyLossDistribution(
         pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, low, high, deltas)
     )
 
 
-def _loss(events: Events, grid: float) -> Any:
+def _loss(
+    events: Events, grid: float, step_loss: Callable[..., Any] = _step_loss
+) -> Any:
     runs = events.merged()
     columns = (runs.noise, runs.rate, runs.pure, runs.fixed, runs.count)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     with np.errstate(all="ignore"):
         return _compose(
             [
-                _repeat(_step_loss(noise, rate, pure, fixed, grid), count)
+                _repeat(step_loss(noise, rate, pure, fixed, grid), count)
                 for noise, rate, pure, fixed, count in rows
             ]
         )
