@@ -11,6 +11,7 @@ from gradaudit.attacks.distances import (
     CONVOLUTIONS,
     DENSE,
     Cosine,
+    Distance,
     RelativeL2,
     SquaredL2,
 )
@@ -79,6 +80,17 @@ def _choose(kind: str, name: str, table: dict[str, Any]) -> Any:
     raise unknown_name(kind, name, table)
 
 
+def _l2(scale: str, layers: tuple[str, ...] = ()) -> Distance:
+    """Returns the L2 distance: in units of what leaked, or as the papers have it.
+
+    L-BFGS stops at absolute tolerances, as torch's does: the papers' absolute distance
+    gives up on small gradients, those of a class that the network is sure of.
+    """
+    known = {"relative": RelativeL2, "paper": SquaredL2}
+    distance: Distance = _choose("scale", scale, known)(layers)
+    return distance
+
+
 def cpl(
     iterations: int = 300,
     restarts: int = 1,
@@ -89,12 +101,13 @@ def cpl(
     cyclic: bool = False,
     unroll: bool = True,
     patience: int = _EXACT.patience,
+    scale: str = "relative",
 ) -> Matching:
     """CPL: patterned start, label from the gradient, L2, L-BFGS."""
     return Matching(
         init=_choose("init", init, _INITS),
         labels=_choose("labels", labels, _LABELS),
-        distance=SquaredL2(_choose("layer", layers, _LAYERS)),
+        distance=_l2(scale, _choose("layer", layers, _LAYERS)),
         optimizer=LBFGS(history=history),
         stop=dataclasses.replace(_EXACT, iterations=iterations, patience=patience),
         restarts=restarts,
@@ -103,21 +116,23 @@ def cpl(
     )
 
 
-def dlg(iterations: int = 300, restarts: int = 1) -> Matching:
+def dlg(iterations: int = 300, restarts: int = 1, scale: str = "relative") -> Matching:
     """DLG: N(0, 1) start, soft labels optimised jointly, L2, L-BFGS."""
     return Matching(
         init=Normal(),
         labels=Joint(),
+        distance=_l2(scale),
         stop=dataclasses.replace(_EXACT, iterations=iterations),
         restarts=restarts,
     )
 
 
-def idlg(iterations: int = 300, restarts: int = 1) -> Matching:
+def idlg(iterations: int = 300, restarts: int = 1, scale: str = "relative") -> Matching:
     """IDLG: label from the gradient first, then DLG."""
     return Matching(
         init=Normal(),
         labels=LastLayer(),
+        distance=_l2(scale),
         stop=dataclasses.replace(_EXACT, iterations=iterations),
         restarts=restarts,
     )
