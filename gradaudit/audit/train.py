@@ -90,8 +90,7 @@ class TrainingResult(Result):
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Returns rounds.csv, which `gradaudit account --log` reads."""
-        rows = [_without_names(record) for record in self.history]
-        return {"rounds.csv": [row for row in rows if row["accuracy"] is not None]}
+        return {"rounds.csv": [_without_names(record) for record in self.history]}
 
     def figures(self) -> dict[str, Callable[[], Any]]:
         """Returns the curves."""

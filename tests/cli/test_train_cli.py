@@ -168,6 +168,7 @@ def test_the_log_is_what_accounting_reads(trained, tmp_path):
     done = run(f"--out={tmp_path}", "--evaluate-every=2", "--rounds=4")
     assert done.exit_code == 0
     assert [step for step, _ in read_log(tmp_path / "rounds.csv")] == [2, 4]
+    assert len((tmp_path / "rounds.csv").read_text().splitlines()) == 5
 
 
 def test_a_diverged_training_says_so_in_valid_json(tmp_path):
