@@ -69,24 +69,31 @@ class AttackResult(Result):
 
     def by_draw(self) -> list[dict[str, Any]]:
         """Returns the successes of each draw of the network."""
-        rows = []
-        for draw in range(self.draws):
-            mine = [score for score in self.scores if score.draw == draw]
-            hits = sum(score.success for score in mine)
-            share = hits / len(mine) if mine else None
-            rows.append({"victims": len(mine), "successes": hits, "asr": share})
-        return rows
+        hits = {score.victim for score in self.scores if score.success}
+        return [
+            {
+                "victims": len(dealt),
+                "successes": len(dealt & hits),
+                "asr": len(dealt & hits) / len(dealt),
+            }
+            for dealt in self._dealt()
+        ]
+
+    def _dealt(self) -> list[set[int]]:
+        """Returns the victims of each draw, the missing included."""
+        dealt = np.array_split(np.arange(self.asked), self.draws)
+        return [set(victims.tolist()) for victims in dealt]
 
     def _rate(self, hits: list[bool]) -> metrics.Rate:
-        drawn = [score.draw for score in self.scores]
-        groups = [np.asarray(drawn) == draw for draw in sorted(set(drawn))]
-        counts = [int(np.sum(np.asarray(hits)[group])) for group in groups]
-        sizes = [int(group.sum()) for group in groups]
-        rate = metrics.rate_over_draws(counts, sizes)
+        scored = zip(self.scores, hits, strict=True)
+        good = {score.victim for score, hit in scored if hit}
+        dealt = self._dealt()
+        sizes = [len(victims) for victims in dealt]
+        worst = metrics.rate_over_draws([len(v & good) for v in dealt], sizes)
         if not self.missing:
-            return rate
-        worst = metrics.rate(sum(counts), self.asked)
-        best = metrics.rate(sum(counts) + len(self.missing), self.asked)
+            return worst
+        lucky = good | set(self.missing)
+        best = metrics.rate_over_draws([len(v & lucky) for v in dealt], sizes)
         return metrics.Rate(worst.value, worst.low, best.high, "missing victims")
 
     def to_dict(self) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Evaluator:
             nearest = np.minimum(best, current)[counts, slot].min(initial=math.inf)
             trace.oracle = min(trace.oracle, float(nearest))
             for step, iteration in frames.get(int(slot), ()):
-                shown = np.asarray(snapshot.best)[step, slot]
+                shown = np.asarray(_one_picture(snapshot.best, step, slot))
                 trace.frames[iteration] = metrics.clipped(shown)
 
     def _frames(self, snapshot: Snapshot) -> dict[int, list[tuple[int, int]]]:
@@ -111,10 +111,11 @@ class Evaluator:
     def score(self, result: Reconstruction) -> list[Score]:
         """Returns a row for each victim that was begun."""
         begun = np.flatnonzero(np.asarray(result.status) != Status.MISSING)
+        if not len(begun):
+            return []
         truth = np.asarray(self._truth.inputs)[begun]
         guess = metrics.matched(truth, np.asarray(result.inputs)[begun])
-        shape = (len(begun), truth.shape[1], -1) if len(begun) else (0, 1, 1)
-        flat, raw = truth.reshape(shape), guess.reshape(shape)
+        flat, raw = (x.reshape(*truth.shape[:2], -1) for x in (truth, guess))
         each = metrics.rmse(flat, metrics.clipped(raw))
         whole, unclipped = (
             metrics.rmse(flat.reshape(len(begun), -1), x.reshape(len(begun), -1))
@@ -169,7 +170,9 @@ class Evaluator:
             ssim=metrics.ssim(*images),
             success=success,
             examples_rebuilt=rebuilt if found else 0,
-            iterations_to_success=self._hit(victim, int(mine.iterations), success),
+            iterations_to_success=self._hit(victim, int(mine.iterations), success)
+            if found
+            else None,
             iterations=int(mine.iterations),
             evaluations=int(mine.evaluations),
             objective=float(mine.objective),
@@ -183,6 +186,12 @@ class Evaluator:
             return 0 if success else None
         trace = self.trace_of(victim).rmse
         return next((i for i, e in enumerate(trace, 1) if e <= self._threshold), None)
+
+
+@jax.jit
+def _one_picture(pictures: jax.Array, step: int, slot: int) -> jax.Array:
+    """Returns what one slot had at one step; the others stay on the devices."""
+    return pictures[step, slot]
 
 
 @jax.jit

@@ -10,6 +10,11 @@ from gradaudit.defenses.compression import Sign
 from gradaudit.errors import InputError
 from gradaudit.types import Knowledge, Leakage
 
+
+def said_of(attack, defense, leakage):
+    return remarks(attack, defense, Threat.parse("curious", leakage))
+
+
 SIGNED = defenses.defend("signed", per_example=(Sign(),))
 
 
@@ -24,24 +29,24 @@ SIGNED = defenses.defend("signed", per_example=(Sign(),))
 )
 def test_a_defense_behind_the_tap_is_said_to_protect_nothing(defense, unseen):
     for leakage in Leakage:
-        said = " ".join(remarks(cpl(), defense, leakage))
+        said = " ".join(said_of(cpl(), defense, leakage))
         assert ("protects nothing" in said) == (leakage in unseen)
         assert bool(transforms_seen(defense, leakage)) == (leakage not in unseen)
 
 
 def test_no_defense_needs_no_words():
     for preset in PRESETS.values():
-        assert remarks(preset.make(), defenses.none(), Leakage(2)) == []
+        assert said_of(preset.make(), defenses.none(), Leakage(2)) == []
 
 
 def test_signs_can_not_be_matched_by_l2():
     with pytest.raises(InputError, match="gradinv"):
-        remarks(cpl(), SIGNED, Leakage.EXAMPLE)
-    assert remarks(gradinv(), SIGNED, Leakage.EXAMPLE) == []
+        said_of(cpl(), SIGNED, Leakage.EXAMPLE)
+    assert said_of(gradinv(), SIGNED, Leakage.EXAMPLE) == []
 
 
 def test_a_closed_form_is_said_to_need_an_exact_gradient():
-    said = remarks(PRESETS["analytic"].make(), defenses.fed_cdp(), Leakage.EXAMPLE)
+    said = said_of(PRESETS["analytic"].make(), defenses.fed_cdp(), Leakage.EXAMPLE)
     assert any("exact gradient" in sentence for sentence in said)
 
 

@@ -1,0 +1,238 @@
+"""What leaks: addressed by round and client, and kept apart from the truth."""
+
+import dataclasses
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import gradaudit as ga
+from gradaudit.attacks import PRESETS, Attack, Matching, cpl
+from gradaudit.audit.scenario import Simulated
+from gradaudit.data import load_dataset
+from gradaudit.defenses import parse
+from gradaudit.federation.setting import Setting
+from gradaudit.models.networks import build_model
+from gradaudit.types import Leakage, Victim
+
+MODEL, KEY = "dpfl-2conv", jax.random.key(3)
+SDP = "fed-sdp:clip=1000000,sigma=0.000001"  # nothing is clipped; std 1
+
+
+def simulated(
+    victims, defense="none", leakage=Leakage.SERVER, draws=1, steps=1, round_index=0,
+    examples=None,
+):  # fmt: skip
+    digits = load_dataset("digits")
+    setting = Setting(
+        clients=victims,
+        clients_per_round=victims,
+        local_steps=steps,
+        batch_size=1,
+        rounds=round_index + 1,
+        examples=examples or steps,
+        learning_rate=0.05,
+    )
+    model = build_model(MODEL, digits.shape, digits.classes)
+    return Simulated(
+        KEY, model, digits, parse(defense), leakage, setting, round_index, draws
+    )
+
+
+def sent(scenario, count=None):
+    """Returns what was sent, a row per victim of the first draw."""
+    victims = next(iter(scenario.groups())).victims
+    seen = victims.observe(np.arange(victims.count if count is None else count))
+    leaves = jax.tree.leaves(seen.sent)
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+def test_the_servers_noise_is_each_clients_own():
+    """Any two of 100 victims, also those that are observed in different groups."""
+    noise = sent(simulated(100, SDP)) - sent(simulated(100))
+    assert noise.shape[0] == 100 and noise.std() == pytest.approx(1.0, rel=0.02)
+    correlation = np.corrcoef(noise) - np.eye(100)
+    assert np.abs(correlation).max() < 0.1
+
+
+def test_one_victim_more_changes_nobody_elses_observation():
+    few, more = sent(simulated(40, SDP)), sent(simulated(41, SDP))
+    assert few.shape[0] == 40 and more.shape[0] == 41
+    np.testing.assert_allclose(more[:40], few, atol=1e-5)
+    truths = [simulated(n, SDP).truth(np.arange(40)).inputs for n in (40, 41)]
+    np.testing.assert_array_equal(*truths)
+
+
+def test_the_order_and_the_company_of_observing_do_not_matter():
+    victims = next(iter(simulated(40, SDP).groups())).victims
+    every = victims.observe(np.arange(40)).sent["output"]["kernel"]
+    some = victims.observe(np.asarray([39, 0, 33])).sent["output"]["kernel"]
+    np.testing.assert_array_equal(some, every[[39, 0, 33]])
+
+
+def test_every_draw_has_its_own_network_and_its_own_victims():
+    scenario = simulated(10, draws=3)
+    groups = list(scenario.groups())
+    assert [group.ids.tolist() for group in groups] == [
+        [0, 1, 2, 3], [4, 5, 6], [7, 8, 9]
+    ]  # fmt: skip
+    kernels = [
+        np.asarray(group.victims.observe(np.arange(1)).params["output"]["kernel"])
+        for group in groups
+    ]
+    for a in range(3):
+        for b in range(a):
+            assert abs(np.corrcoef(kernels[a].ravel(), kernels[b].ravel())[0, 1]) < 0.2
+    alone = simulated(10, draws=1)
+    np.testing.assert_array_equal(
+        np.asarray(next(iter(alone.groups())).victims.observe(np.arange(1)).params[
+            "output"]["kernel"]),
+        kernels[0],
+    )  # fmt: skip
+    np.testing.assert_allclose(sent(alone, 4), sent(scenario), atol=1e-6)
+    # The truth does not depend on how the victims are dealt over the networks.
+    np.testing.assert_array_equal(
+        alone.truth(np.arange(10)).inputs, scenario.truth(np.arange(10)).inputs
+    )
+
+
+def test_local_steps_of_type_2_train_before_the_attack():
+    """The same clients hold the same examples; only the training before differs."""
+    one, many = (
+        simulated(2, leakage=Leakage.EXAMPLE, steps=steps, round_index=1, examples=3)
+        for steps in (1, 3)
+    )
+    ids = np.arange(2)
+    np.testing.assert_array_equal(one.truth(ids).inputs, many.truth(ids).inputs)
+    np.testing.assert_array_equal(one.truth(ids).labels, many.truth(ids).labels)
+    moved = jax.tree.map(lambda a, b: float(abs(a - b).max()), one.params, many.params)
+    assert max(jax.tree.leaves(moved)) > 1e-3
+    assert np.abs(sent(one) - sent(many)).max() > 1e-3
+    # Without a round of training before, the first iteration is the same for both.
+    fresh = [
+        sent(simulated(2, leakage=Leakage.EXAMPLE, steps=steps, examples=3))
+        for steps in (1, 3)
+    ]
+    np.testing.assert_allclose(*fresh, atol=1e-6)
+
+
+LIBRARY = pathlib.Path(ga.__file__).resolve().parent
+ALLOWED = ("audit/attack.py", "audit/scores.py", "report/metrics.py")
+
+
+class Guarded:
+    """An array of the truth that only evaluators may open."""
+
+    opened = 0
+
+    def __init__(self, values):
+        self._values = np.asarray(values)
+
+    def _open(self):
+        frame = sys._getframe(2)
+        while "/site-packages/" in frame.f_code.co_filename:
+            frame = frame.f_back
+        name = frame.f_code.co_filename
+        assert name.endswith(ALLOWED), f"{name}:{frame.f_lineno} touched the truth"
+        Guarded.opened += 1
+        return self._values
+
+    def __array__(self, dtype=None, copy=None):
+        return self._open()
+
+    def __getitem__(self, index):
+        return self._open()[index]
+
+    def __getattr__(self, name):
+        return getattr(self._open(), name)
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """The scenario hands the truth out under guard, and nothing else does."""
+    truth, private = Simulated.truth, Simulated._private
+
+    def watched(self, ids):
+        found = truth(self, ids)
+        return Victim(Guarded(found.inputs), Guarded(found.labels))
+
+    def asked_by_truth_only(self, *arguments):
+        assert sys._getframe(1).f_code.co_name == "truth", "labels were fetched"
+        return private(self, *arguments)
+
+    monkeypatch.setattr(Simulated, "truth", watched)
+    monkeypatch.setattr(Simulated, "_private", asked_by_truth_only)
+    Guarded.opened = 0
+
+
+def options(name):
+    if name == "analytic":
+        return {"dataset": "cancer", "method": name}
+    return {"dataset": "digits", "model": MODEL, "method": name, "iterations": 3}
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_no_attack_touches_the_truth(name, guarded):
+    """Through `ga.attack` itself: only what scores may look at private data."""
+    result = ga.attack(victims=2, draws=1, **options(name))
+    assert len(result.scores) == 2
+    assert Guarded.opened > 0  # the evaluator went through the guard
+
+
+@dataclasses.dataclass(frozen=True)
+class Thief(Matching):
+    """Reaches for the scenario behind what it is handed."""
+
+    def reconstruct_many(self, key, model, victims, slots=None, watcher=None):
+        scenario = victims.observe.func.__self__
+        np.asarray(scenario.truth(np.arange(victims.count)).inputs)
+        raise AssertionError("the guard let a thief through")
+
+
+@dataclasses.dataclass(frozen=True)
+class Eavesdropper(Matching):
+    """Reaches for the truth in the closure of the one who watches."""
+
+    def reconstruct_many(self, key, model, victims, slots=None, watcher=None):
+        cells = [cell.cell_contents for cell in watcher.__closure__]
+        (evaluator,) = (cell for cell in cells if hasattr(cell, "_truth"))
+        np.asarray(evaluator._truth.inputs)
+        raise AssertionError("the guard let a thief through")
+
+
+@pytest.mark.parametrize(
+    "thief", [Thief(), Eavesdropper()], ids=["scenario", "watcher"]
+)
+def test_the_guard_catches_who_does(thief, guarded):
+    with pytest.raises(AssertionError, match="touched the truth"):
+        ga.attack(victims=2, draws=1, **(options("cpl") | {"method": thief}))
+
+
+def test_labels_that_were_not_granted_are_not_even_fetched(guarded):
+    with pytest.raises(AssertionError, match="labels were fetched"):
+        ga.attack(
+            victims=2, draws=1, threat="curious+labels",
+            **(options("cpl") | {"method": cpl(labels="known")}),
+        )  # fmt: skip
+
+
+def test_what_an_attack_is_handed_holds_arrays_only():
+    """An observation is data: no object in it leads back to the scenario."""
+    seen: list = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Curious(Attack):
+        def problem(self, model, observation):
+            seen.append(observation)
+            return cpl().within(1).problem(model, observation)
+
+        def shared(self, observation):
+            return cpl().within(1).shared(observation)
+
+    ga.attack(victims=2, draws=1, dataset="digits", model=MODEL, method=Curious())
+    (observation,) = seen
+    for leaf in jax.tree.leaves(observation):
+        assert isinstance(leaf, (np.ndarray, jax.Array, np.generic))
+    assert observation.labels is None
