@@ -5,6 +5,7 @@ search, a row of scores per example whose softmax is its soft label.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -104,11 +105,16 @@ class Start:
         return pixels, labels, None
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _begun(start: Start, model: Model, key: Key, observation: Observation) -> Any:
+    return start(key, model, observation)  # never run: only its shapes are asked for
+
+
 def layout_of(start: Start, model: Model, observation: Observation) -> Layout:
     """Returns the layout of one victim's unknowns; asks the parts, by their shapes."""
-    pixels, labels, _ = jax.eval_shape(
-        lambda key, seen: start(key, model, seen), jax.random.key(0), observation
-    )
+    key = jax.random.key(0)
+    shapes: Any = _begun.eval_shape  # type: ignore[no-untyped-call]
+    pixels, labels, _ = shapes(start, model, key, observation)
     return Layout(pixels.shape, model.classes, searches_labels=labels is None)
 
 

@@ -196,6 +196,11 @@ def _masked_step(
 
 
 @functools.partial(jax.jit, static_argnums=0)
+def _begun(problem: Problem, key: Key, shared: PyTree, own: PyTree) -> Reading:
+    return problem.read(problem.start(key, shared, own)[0])
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def _begin(problem: Problem, shared: PyTree, keys: jax.Array, own: PyTree) -> PyTree:
     def shard(shared: PyTree, keys: jax.Array, own: PyTree) -> PyTree:
         return jax.vmap(lambda key, mine: problem.start(key, shared, mine))(keys, own)
@@ -296,8 +301,7 @@ class _Conveyor:
 
     def _abstract(self, key: Key, problem: Problem, shared: PyTree) -> Any:
         own = jax.tree.map(lambda leaf: leaf[0], self._fetch(np.zeros(1, np.int64)))
-        kept, _ = jax.eval_shape(problem.start, key, shared, own)
-        return jax.eval_shape(problem.read, kept)
+        return _begun.eval_shape(problem, key, shared, own)
 
     def run(self) -> Iterator[Snapshot]:
         """Advances until nobody is left, yielding what happened."""
@@ -370,15 +374,14 @@ class _Conveyor:
         )
         arrived = np.zeros(len(self._trials), bool)
         arrived[seats] = True
-        own = jax.tree.map(
-            lambda leaf: machine.place(self._seated(leaf, seats)), self._fetch(victims)
-        )
-        fresh = _begin(self._problem, self._shared, machine.place(keys), own)
+        own = jax.tree.map(lambda leaf: self._seated(leaf, seats), self._fetch(victims))
+        keys, own, arrived = machine.place((keys, own, arrived))
+        fresh = _begin(self._problem, self._shared, keys, own)
         if self._trial is None:
             self._trial, self._own = fresh, own
         else:
             self._trial, self._own = _admit(
-                (self._trial, self._own), (fresh, own), machine.place(arrived)
+                (self._trial, self._own), (fresh, own), arrived
             )
 
     def _seated(self, values: Any, seats: Any) -> Any:

@@ -301,10 +301,10 @@ class ToldDefense:
 def check_transform(transform: Transform) -> None:
     """Raises `InputError` unless this can be a transform."""
     for method, words in (("init", "params"), ("apply", "key, tree, state, t")):
-        require(
-            takes(getattr(transform, method, None), len(words.split(","))),
-            f"{_title(transform)}: a transform needs the method {method}({words})",
-        )
+        if not takes(getattr(transform, method, None), len(words.split(","))):
+            raise InputError(
+                f"{_title(transform)}: a transform needs the method {method}({words})"
+            )
     try:
         hash(transform)
     except TypeError as error:

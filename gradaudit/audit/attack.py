@@ -304,7 +304,7 @@ class _Attacking:
             pictures=[
                 Picture(
                     scores[i].victim, truth[i], traces[i].frames, inputs[i],
-                    scores[i].rmse,
+                    metrics.match(truth[i], np.nan_to_num(inputs[i])),
                 )
                 for i in pictured[:_PICTURED]
             ],
@@ -333,7 +333,10 @@ def _accounting(run: _Run) -> dict[str, Any] | None:
     if not run.defense.mechanisms or setting is None:
         return None
     tensors = len(jax.tree.leaves(run.scenario.params))
-    return privacy_as_plain(epsilon(run.defense, setting, tensors=tensors))
+    sizes = tuple(np.bincount(run.scenario.dataset.labels).tolist())
+    return privacy_as_plain(
+        epsilon(run.defense, setting, tensors=tensors, class_sizes=sizes)
+    )
 
 
 class _Clock:

@@ -24,7 +24,13 @@ class Picture:
     truth: NDArray[np.float32]  # (batch, *shape)
     frames: dict[int, NDArray[np.float32]]  # iteration -> (batch, *shape)
     final: NDArray[np.float32]
-    rmse: float
+    order: NDArray[np.intp]  # which of `final` is matched to which truth
+
+    def errors(self) -> list[float]:
+        """Returns each private example's RMSE."""
+        wrong = self.truth - np.clip(self.final[self.order], 0.0, 1.0)
+        flat = np.square(wrong).reshape(len(self.truth), -1)
+        return [float(error) for error in np.sqrt(flat.mean(axis=1))]
 
 
 @dataclasses.dataclass(frozen=True)

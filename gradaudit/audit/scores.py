@@ -113,23 +113,44 @@ class Evaluator:
         begun = np.flatnonzero(np.asarray(result.status) != Status.MISSING)
         if not len(begun):
             return []
+        mine: Any = jax.tree.map(lambda leaf: np.asarray(leaf)[begun], result)
         truth = np.asarray(self._truth.inputs)[begun]
-        guess = metrics.matched(truth, np.asarray(result.inputs)[begun])
-        flat, raw = (x.reshape(*truth.shape[:2], -1) for x in (truth, guess))
-        each = metrics.rmse(flat, metrics.clipped(raw))
-        whole, unclipped = (
-            metrics.rmse(flat.reshape(len(begun), -1), x.reshape(len(begun), -1))
-            for x in (metrics.clipped(raw), raw)
-        )
+        labels = np.asarray(self._truth.labels)[begun]
+        raw = metrics.matched(truth, mine.inputs)
+        guess = metrics.clipped(raw)
+        rows, examples = (len(begun), -1), (*truth.shape[:2], -1)
+        whole = metrics.rmse(truth.reshape(rows), guess.reshape(rows))
+        each = metrics.rmse(truth.reshape(examples), guess.reshape(examples))
+        unclipped = metrics.rmse(truth.reshape(rows), raw.reshape(rows))
+        similar, decibels = metrics.ssim(truth, guess), metrics.psnr(whole)
+        told = metrics.labels_recovered(labels, mine.labels)
+        # An attacker whose objective was never finite has found nothing to hand in.
+        found = np.isfinite(mine.objective)
+        success = found & (whole <= self._threshold)
+        rebuilt = found * np.sum(each <= self._threshold, axis=1)
         return [
-            self._score(
-                int(victim),
-                result.take(victim),
-                (truth[row], metrics.clipped(guess[row])),
-                (float(whole[row]), float(unclipped[row])),
-                int(np.sum(each[row] <= self._threshold)),
+            Score(
+                victim=int(self._ids[victim]),
+                draw=self._draw,
+                labels=tuple(labels[row].tolist()),
+                recovered_labels=tuple(mine.labels[row].tolist()),
+                rmse=float(whole[row]),
+                rmse_raw=float(unclipped[row]),
+                psnr=float(decibels[row]),
+                ssim=similar[row],
+                success=bool(success[row]),
+                examples_rebuilt=int(rebuilt[row]),
+                iterations_to_success=self._hit(
+                    victim, int(mine.iterations[row]), bool(success[row])
+                ),
+                iterations=int(mine.iterations[row]),
+                evaluations=int(mine.evaluations[row]),
+                objective=float(mine.objective[row]),
+                status=_NAMES[int(mine.status[row])],
+                label_accuracy=float(told[row]),
+                oracle_rmse=min(self._oracle(victim), float(whole[row])),
             )
-            for row, victim in enumerate(begun)
+            for row, victim in enumerate(begun.tolist())
         ]
 
     def trace_of(self, victim: int) -> Trace:
@@ -144,42 +165,8 @@ class Evaluator:
         trials = range(victim * self._restarts, (victim + 1) * self._restarts)
         return [self._traces.get(trial, Trace()) for trial in trials]
 
-    def _score(
-        self,
-        victim: int,
-        mine: Reconstruction,
-        images: tuple[Any, Any],
-        errors: tuple[float, float],
-        rebuilt: int,
-    ) -> Score:
-        labels = np.asarray(self._truth.labels[victim])
-        inferred = np.asarray(mine.labels)
-        error, raw = errors
-        # An attacker whose objective was never finite has found nothing to hand in.
-        found = math.isfinite(float(mine.objective))
-        success = found and error <= self._threshold
-        oracle = min(trace.oracle for trace in self._traces_of(victim))
-        return Score(
-            victim=int(self._ids[victim]),
-            draw=self._draw,
-            labels=tuple(int(x) for x in labels),
-            recovered_labels=tuple(int(x) for x in inferred),
-            rmse=error,
-            rmse_raw=raw,
-            psnr=metrics.psnr(error),
-            ssim=metrics.ssim(*images),
-            success=success,
-            examples_rebuilt=rebuilt if found else 0,
-            iterations_to_success=self._hit(victim, int(mine.iterations), success)
-            if found
-            else None,
-            iterations=int(mine.iterations),
-            evaluations=int(mine.evaluations),
-            objective=float(mine.objective),
-            status=Status(int(mine.status)).name.lower(),
-            label_accuracy=metrics.labels_recovered(labels, inferred),
-            oracle_rmse=min(oracle, error),
-        )
+    def _oracle(self, victim: int) -> float:
+        return min(trace.oracle for trace in self._traces_of(victim))
 
     def _hit(self, victim: int, iterations: int, success: bool) -> int | None:
         if iterations == 0:  # a closed form
@@ -192,6 +179,9 @@ class Evaluator:
 def _one_picture(pictures: jax.Array, step: int, slot: int) -> jax.Array:
     """Returns what one slot had at one step; the others stay on the devices."""
     return pictures[step, slot]
+
+
+_NAMES = {int(status): status.name.lower() for status in Status}
 
 
 @jax.jit

@@ -1,12 +1,14 @@
 """The `gradaudit` program: global options and the table of its commands."""
 
+import os
+import sys
 from typing import Annotated
 
 import typer
 
 from gradaudit._version import __version__
 from gradaudit.cli import account, attack, data, ldp, listing, run, train
-from gradaudit.cli.console import silence_backend
+from gradaudit.cli.console import EXIT_INTERRUPTED, silence_backend
 
 app = typer.Typer(
     name="gradaudit",
@@ -63,5 +65,16 @@ def _global_options(
 
 
 def main() -> None:
-    """Runs the program."""
-    app()
+    """Runs the program.
+
+    An interrupt may leave a compilation running on a thread of jax; ending the process
+    at once keeps it from touching what the interpreter's exit has taken away.
+    """
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == EXIT_INTERRUPTED:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_INTERRUPTED)
+        raise

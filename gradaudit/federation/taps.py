@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.defenses.base import run
-from gradaudit.errors import require
+from gradaudit.errors import InputError, require
 from gradaudit.federation.client import example_gradients, local_steps, train_client
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import (
@@ -112,12 +112,12 @@ def _participants(
 
 
 def _check_ids(population: Population, clients: Sequence[int]) -> None:
-    for client in clients:
-        require(
-            0 <= client < population.clients,
-            f"client {client} is outside [0, {population.clients})",
-        )
-    require(len(set(clients)) == len(clients), "a client takes part once in a round")
+    known = population.clients
+    outside = [client for client in clients if not 0 <= client < known]
+    if outside:
+        raise InputError(f"client {outside[0]} is outside [0, {known})")
+    if len(set(clients)) != len(clients):
+        raise InputError("a client takes part once in a round")
 
 
 def _check(

@@ -9,7 +9,6 @@ import numpy as np
 from gradaudit.errors import InputError
 from gradaudit.privacy.events import Events, FloatArray
 from gradaudit.privacy.methods import METHODS, ask
-from gradaudit.report import metrics
 
 if TYPE_CHECKING:
     from gradaudit.audit.outcome import AttackResult, Picture
@@ -56,7 +55,8 @@ def reconstruction_grid(result: "AttackResult") -> Any:
     axis = figure.subplots()
     axis.imshow(canvas)
     axis.set_xticks(lefts + (width - 1) / 2, columns)
-    axis.set_yticks(tops + (height - 1) / 2, [f"{p.rmse:.1e}" for p, _ in rows])
+    errors = [f"{picture.errors()[example]:.1e}" for picture, example in rows]
+    axis.set_yticks(tops + (height - 1) / 2, errors)
     axis.xaxis.tick_top()
     axis.yaxis.tick_right()
     axis.tick_params(length=0, labelsize=7)
@@ -76,7 +76,7 @@ def _film(picture: "Picture", example: int, shown: list[int]) -> list[Any]:
 
     A batch has no order that an attacker could know: the row shows its best match.
     """
-    matched = metrics.match(picture.truth, np.nan_to_num(picture.final))[example]
+    matched = picture.order[example]
     film = [picture.truth[example]]
     white = np.ones_like(film[0])
     for iteration in shown:

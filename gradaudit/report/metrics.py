@@ -13,7 +13,8 @@ Floats = NDArray[np.floating]
 
 _CONFIDENCE = 0.95
 _MEANS = 400  # cells of the grid over the mean rate
-_CORRELATIONS = 25  # cells of the grid over how much a draw decides
+_CORRELATIONS = 25  # points of the grid over how much a draw decides
+_PLAUSIBLE = 0.5  # of the likeliest correlation's evidence
 
 
 def match(truth: Floats, guess: Floats) -> NDArray[np.intp]:
@@ -53,26 +54,32 @@ def clipped(guess: Floats) -> Floats:
     return np.clip(guess, 0.0, 1.0)
 
 
-def psnr(error: float) -> float:
-    """Returns the peak signal-to-noise ratio in dB of an RMSE, for a peak of 1."""
-    return math.inf if error == 0 else -20.0 * math.log10(error)
+def psnr(errors: Floats) -> Floats:
+    """Returns the peak signal-to-noise ratios in dB of RMSEs, for a peak of 1."""
+    with np.errstate(divide="ignore"):
+        return -20.0 * np.log10(errors.astype(np.float64))
 
 
-def ssim(truth: Floats, guess: Floats) -> float | None:
-    """Returns the mean structural similarity of matched images; None for others."""
+def ssim(truth: Floats, guess: Floats) -> list[float | None]:
+    """Returns each victim's mean structural similarity; None for what is no image.
+
+    Both are (victims, batch, height, width, channels), matched.
+    """
     from skimage.metrics import structural_similarity
 
-    if truth.ndim != 4 or not np.isfinite(guess).all():
-        return None
-    side = min(7, *truth.shape[1:3])
+    side = min(7, *truth.shape[2:4]) if truth.ndim == 5 else 0
     window = side if side % 2 else side - 1
     if window < 3:
-        return None
-    values = [
-        structural_similarity(a, b, data_range=1.0, channel_axis=-1, win_size=window)
-        for a, b in zip(truth, guess.astype(truth.dtype), strict=True)
-    ]
-    return float(np.mean(values))
+        return [None] * len(truth)
+
+    def one(images: Floats, others: Floats) -> float | None:
+        if not np.isfinite(others).all():
+            return None
+        pairs = zip(images, others.astype(images.dtype), strict=True)
+        options = {"data_range": 1.0, "channel_axis": -1, "win_size": window}
+        return float(np.mean([structural_similarity(*p, **options) for p in pairs]))
+
+    return [one(a, b) for a, b in zip(truth, guess, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,14 +108,16 @@ def rate_over_draws(successes: Sequence[int], trials: Sequence[int]) -> Rate:
 
     Victims of one draw share its fate, so that they are not independent. Each draw's
     rate is taken from a beta distribution whose mean and correlation are unknown; the
-    interval holds 95 % of what is then likely for the mean (Jeffreys for the mean,
-    every correlation equally likely). A test checks how often it covers.
+    interval is the widest that holds 95 % of what is likely for the mean, under
+    Jeffreys' prior or a flat one, at any correlation that is at least half as likely as
+    the likeliest. A test checks how often it covers: where draws are all or nothing it
+    must not be narrower than so few coins allow.
     """
     if len(trials) == 1:
         return rate(successes[0], trials[0])
     total, asked = sum(successes), sum(trials)
     means = (np.arange(_MEANS) + 0.5) / _MEANS
-    correlations = (np.arange(_CORRELATIONS) + 0.5) / _CORRELATIONS
+    correlations = np.linspace(0.001, 0.999, _CORRELATIONS)
     # Equal draws give equal terms: count them instead of computing them again.
     draws, repeats = np.unique(
         np.stack([successes, trials], axis=1), axis=0, return_counts=True
@@ -120,12 +129,15 @@ def rate_over_draws(successes: Sequence[int], trials: Sequence[int]) -> Rate:
     hits, misses = draws[:, 0], draws[:, 1] - draws[:, 0]
     each = special.betaln(hits + yes, misses + no) - special.betaln(yes, no)
     logs = (each * repeats).sum(axis=-1)
-    logs -= 0.5 * np.log(means * (1 - means))[:, None]
-    likely = np.exp(logs - logs.max()).sum(axis=1)
-    cumulative = np.cumsum(likely) / likely.sum()
+    priors = np.stack([np.zeros(_MEANS), -0.5 * np.log(means * (1 - means))], axis=-1)
+    logs = logs[:, :, None] + priors[:, None, :]  # (means, correlations, priors)
+    likely = np.exp(logs - logs.max(axis=(0, 1)))
+    evidence = likely.sum(axis=0)
+    plausible = evidence >= _PLAUSIBLE * evidence.max(axis=0)
+    cumulative = np.cumsum(likely, axis=0) / evidence
     tail = (1 - _CONFIDENCE) / 2
-    low = np.searchsorted(cumulative, tail) / _MEANS
-    high = (np.searchsorted(cumulative, 1 - tail) + 1) / _MEANS
+    low = (cumulative < tail).sum(axis=0)[plausible].min() / _MEANS
+    high = ((cumulative < 1 - tail).sum(axis=0)[plausible].max() + 1) / _MEANS
     return Rate(
         total / asked,
         0.0 if total == 0 else float(min(low, total / asked)),
@@ -134,12 +146,16 @@ def rate_over_draws(successes: Sequence[int], trials: Sequence[int]) -> Rate:
     )
 
 
-def labels_recovered(truth: NDArray[np.integer], guess: NDArray[np.integer]) -> float:
-    """Returns the share of a batch's labels (as a multiset) that were recovered."""
-    size = int(max(truth.max(initial=0), guess.max(initial=0))) + 1
-    told = guess[guess >= 0]  # -1: the attacker says nothing
-    counts = [np.bincount(labels, minlength=size) for labels in (truth, told)]
-    return float(np.minimum(*counts).sum() / len(truth))
+def labels_recovered(
+    truth: NDArray[np.integer], guess: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """Returns the share of each batch's labels (as a multiset) that were recovered.
+
+    Both are (victims, batch); a guess of -1 says nothing.
+    """
+    classes = np.arange(int(max(truth.max(initial=0), guess.max(initial=0))) + 1)
+    counts = [np.sum(x[:, :, None] == classes, axis=1) for x in (truth, guess)]
+    return np.asarray(np.minimum(*counts).sum(axis=1) / truth.shape[1])
 
 
 def guessing_rmse(
