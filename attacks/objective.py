@@ -113,7 +113,7 @@ def _begun(start: Start, model: Model, key: Key, observation: Observation) -> An
 def layout_of(start: Start, model: Model, observation: Observation) -> Layout:
     """Returns the layout of one victim's unknowns; asks the parts, by their shapes."""
     key = jax.random.key(0)
-    shapes: Any = _begun.eval_shape  # type: ignore[no-untyped-call]
+    shapes: Any = _begun.eval_shape
     pixels, labels, _ = shapes(start, model, key, observation)
     return Layout(pixels.shape, model.classes, searches_labels=labels is None)
 

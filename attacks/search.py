@@ -301,7 +301,8 @@ class _Conveyor:
 
     def _abstract(self, key: Key, problem: Problem, shared: PyTree) -> Any:
         own = jax.tree.map(lambda leaf: leaf[0], self._fetch(np.zeros(1, np.int64)))
-        return _begun.eval_shape(problem, key, shared, own)
+        shapes: Any = _begun.eval_shape
+        return shapes(problem, key, shared, own)
 
     def run(self) -> Iterator[Snapshot]:
         """Advances until nobody is left, yielding what happened."""

@@ -376,7 +376,8 @@ def _check_numbers(
         0 < success_rmse < 1, f"success_rmse must lie in (0, 1), got {success_rmse}"
     )
     require(round_index >= 0, f"round must not be negative, got {round_index}")
-    require(-(2**63) <= seed < 2**63, f"seed must fit 64 bits, got {seed}")
+    # jax reads 32 bits: larger seeds would repeat smaller ones.
+    require(0 <= seed < 2**32, f"seed must lie in 0..2^32 - 1, got {seed}")
     require(slots is None or slots >= 1, f"slots must be at least 1, got {slots}")
 
 
