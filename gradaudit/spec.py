@@ -246,12 +246,15 @@ def _resolved(name: str) -> Any:
 
 
 def _found(name: str) -> Any:
-    """Returns what a dotted name stands for, or None."""
+    """Returns what calls itself by this name, or None.
+
+    There is no way through a module into what that module imports.
+    """
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
+        return found if _name(found) == name else None
     except (ImportError, AttributeError, ValueError):
         return None
-    return found
