@@ -23,6 +23,8 @@ THREATS = {
     "informed": _INFORMED,
     "malicious": _MALICIOUS,
 }
+# Of no use to an attack that does not say that it needs them.
+_FOR_SPECIALISTS = frozenset({Knowledge.CANDIDATES, Knowledge.PARAMETERS})
 # What can be added to a named threat: `curious+labels`.
 GRANTS = {"labels": Knowledge.LABELS}
 
@@ -50,7 +52,18 @@ class Threat:
         return cls(text, reads, frozenset(known))
 
     def check(self, attack: Attack) -> None:
-        """Raises in words if the attack needs more than this threat gives."""
+        """Raises in words if the attack needs more than this threat gives.
+
+        Nor may the threat promise what the attack makes no use of: a result that says
+        `malicious` over an honest server's figures would be false safety.
+        """
+        idle = self.knows & _FOR_SPECIALISTS - attack.needs
+        require(
+            not idle,
+            f"this attack makes no use of {' and '.join(k.value for k in idle)}: "
+            "choose --threat aware or curious"
+            + ("; `gradaudit line-up` is the informed adversary's" * bool(idle)),
+        )
         missing = sorted(attack.needs - self.knows, key=lambda need: need.name)
         if missing:
             words = " and ".join(need.value for need in missing)
@@ -100,6 +113,12 @@ def remarks(attack: Attack, defense: Defense, threat: Threat) -> list[str]:
         sentences.append(
             f"{defense.name} acts after the point that type {int(leakage)} reads: "
             "against this adversary it protects nothing."
+        )
+    silent = [type(t).__name__ for t in seen if not hasattr(t, "explain")]
+    if Knowledge.DEFENSE in threat.knows and silent:
+        sentences.append(
+            f"{' and '.join(silent)} does not say what it does to a guess, so that an "
+            "aware adversary is no stronger than a curious one there."
         )
     if attack.exact and seen:
         sentences.append(
