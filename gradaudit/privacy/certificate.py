@@ -374,3 +374,39 @@ def _assumptions(
         *(confidence if prior.confidence < 1 else []),
         "the noise is what the defense says it is",
     )
+
+
+_SMALLEST, _LARGEST = 1e-3, 1e6  # the noise multipliers that are searched
+
+
+def least_sigma(limit: float, certified: Callable[[float], Certificate]) -> float:
+    """Returns the least noise multiplier whose certificate is at most `limit`.
+
+    Args:
+      limit: the success that is allowed.
+      certified: returns the certificate of a noise multiplier; more noise never
+        certifies less.
+    """
+    require(0 < limit < 1, f"the success that is allowed must be in (0, 1): {limit}")
+    most = certified(_LARGEST)
+    require(
+        most.value is not None, f"no noise multiplier has a certificate: {most.reason}"
+    )
+    require(
+        (most.value or 1.0) <= limit,
+        f"no noise brings the success below {limit:g}: without reading anything, "
+        f"{most.kappa:.3g} is reached ({most.prior.says})",
+    )
+
+    def holds(log_sigma: float) -> bool:
+        value = certified(math.exp(log_sigma)).value
+        return value is not None and value <= limit
+
+    low, high = math.log(_SMALLEST), math.log(_LARGEST)
+    require(
+        not holds(low), f"a success of {limit:g} is certified with next to no noise"
+    )
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return math.exp(high)

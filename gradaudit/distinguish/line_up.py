@@ -1,0 +1,347 @@
+"""The line-up: an informed adversary picks the victim out of n candidates.
+
+It knows the defense and its parameters, so that it can compute what each candidate
+would have sent and how likely what it read then is; it picks the likeliest, which no
+rule beats (equal priors). No search: one gradient per candidate and look, and for
+Gaussian noise an inner product, sum over looks of (<o, g_i> - |g_i|^2 / 2) / s^2.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradaudit.attacks.objective import expected_evidence
+from gradaudit.data import Dataset
+from gradaudit.defenses.base import ToldDefense
+from gradaudit.distinguish.candidates import Ids, Scores
+from gradaudit.evidence import Evidence
+from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Recipe, ServerState, initial_state
+from gradaudit.federation.taps import observe_many
+from gradaudit.models.gradients import one_hot
+from gradaudit.models.model import Model
+from gradaudit.types import Key, Leakage, LocalTraining, Observation
+
+_CHUNK = 64  # victims, and candidates, that are computed together: memory, no number
+_KEPT = 6  # chunks of candidates that are kept for the next victims
+_EXACT = 1e-8  # variance, in units of a mean square reading, that counts as none
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """How a reading scatters around what is expected; static."""
+
+    peaked: bool = False
+    sparse: bool = False
+    thresholded: bool = False
+    signs: bool = False
+    opaque: str = ""  # no law is known: the direction is compared
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> "Law":
+        """Returns the law that the evidence states."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: getattr(evidence, name) for name in names})
+
+    @property
+    def normal(self) -> bool:
+        """Whether it is Gaussian noise and nothing else."""
+        return self == Law()
+
+
+def log_likelihood(
+    law: Law, read: jax.Array, expected: jax.Array, variance: jax.Array
+) -> jax.Array:
+    """Returns log p(read | candidate) up to what all candidates share; all (d,).
+
+    Where nothing random happens to a coordinate its error decides at once: the
+    variance is floored far below the readings.
+    """
+    if law.opaque:
+        return jnp.asarray(
+            jnp.vdot(read, expected) / (jnp.linalg.norm(expected) + 1e-30)
+        )
+    if law.signs:
+        return jnp.sum(jnp.sign(read) == jnp.sign(expected))
+    floor = _EXACT * jnp.mean(jnp.square(read)) + 1e-30
+    spread = jnp.maximum(variance, floor)
+    error, counted = read - expected, jnp.ones_like(read)
+    if law.sparse:
+        sent = read != 0
+        smallest = jnp.min(jnp.where(sent, jnp.abs(read), jnp.inf))
+        beyond = jnp.maximum(jnp.abs(expected) - smallest, 0.0)
+        error = jnp.where(sent, error, beyond if law.thresholded else 0.0)
+        counted = sent.astype(read.dtype)
+    if law.peaked:
+        scale = jnp.sqrt(spread / 2)
+        return -jnp.sum(jnp.abs(error) / scale + counted * jnp.log(scale))
+    logs = counted * jnp.log(spread)
+    return -jnp.sum(jnp.square(error) / spread + logs) / 2
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def scores_by_likelihood(
+    law: Law, read: jax.Array, expected: jax.Array, variance: jax.Array
+) -> jax.Array:
+    """Returns log p for readings (v, d) of candidates (n, d), as (v, n)."""
+
+    def of(candidate: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return jax.vmap(lambda row: log_likelihood(law, row, *candidate))(read)
+
+    return jnp.transpose(jax.lax.map(of, (expected, variance)))
+
+
+@jax.jit
+def scores_by_product(
+    total: jax.Array, looks: jax.Array | int, expected: jax.Array, variance: jax.Array
+) -> jax.Array:
+    """Returns the same for Gaussian noise of one variance (d,) in all candidates.
+
+    `total` is the sum of the readings of so many looks at the same parameters.
+    """
+    weighted = expected / variance
+    return total @ weighted.T - looks / 2 * jnp.sum(weighted * expected, axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _expectations(
+    model: Model, observation: Observation, population: Population, clients: jax.Array
+) -> tuple[jax.Array, jax.Array, Law]:
+    """Returns what each client would have sent, its variance, (clients, d), the law."""
+
+    def one(client: jax.Array) -> tuple[jax.Array, jax.Array, Law]:
+        evidence = _evidence(model, observation, population, client)
+        leaves = [leaf[0] for leaf in jax.tree.leaves(evidence.expected)]
+        spread = jax.tree.leaves(evidence.spread())
+        variances = [
+            jnp.broadcast_to(v[0] if v.ndim > leaf.ndim else v, leaf.shape)
+            for v, leaf in zip(spread, leaves, strict=True)
+        ]
+        return _flat(leaves), _flat(variances), Law.of(evidence)
+
+    return jax.vmap(one)(clients)
+
+
+def _evidence(
+    model: Model, observation: Observation, population: Population, client: jax.Array
+) -> Evidence:
+    places = population.starts[client] + jnp.arange(population.largest)
+    chosen = population.indices[places]
+    targets = one_hot(population.labels[chosen], model.classes)
+    # The order in which a client uses its examples is not known: nothing to replay.
+    return expected_evidence(
+        model, observation, False, population.inputs[chosen], targets
+    )
+
+
+def _flat(leaves: Sequence[jax.Array], lead: int = 0) -> jax.Array:
+    rows = [leaf.reshape(*leaf.shape[:lead], -1) for leaf in leaves]
+    return jnp.concatenate(rows, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Clients that are each other's candidates, and who is the victim how often.
+
+    Every line-up has a client of its own in the population, with the victim's data:
+    what is read is addressed by client, so that no two line-ups share their noise.
+    """
+
+    pool: Ids  # (pool,) clients
+    victims: Ids  # (line-ups,) positions in the pool
+    read: Ids  # (line-ups,) clients
+
+
+class Game:
+    """What is read of a victim, and what each candidate would have sent.
+
+    `fresh`: every look has its own draw of the parameters; else all share one.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        population: Population,
+        leakage: Leakage,
+        key: Key,
+        fresh: bool = False,
+    ) -> None:
+        self._recipe, self._population = recipe, population
+        self._leakage, self._fresh = leakage, fresh
+        self._params_key, self._key = jax.random.split(key)
+        self._kept: dict[Any, Any] = {}
+        some = tuple(range(min(population.clients, _CHUNK)))
+        _, variance, self.law = self._expected(0, some)
+        # Whether all candidates share one Gaussian noise, on every coordinate.
+        alike = jnp.all(variance == variance[0]) & jnp.all(variance > 0)
+        self._normal = self.law.normal and bool(alike)
+
+    def play(
+        self, group: Group, looks: Sequence[int]
+    ) -> Iterator[tuple[Ids, dict[int, Scores]]]:
+        """Yields some victims and, for each number of looks, the scores of the pool.
+
+        Memory does not depend on how many victims or candidates there are, but for
+        the scores of some victims.
+        """
+        count = len(group.victims)
+        size = min(_CHUNK, count)
+        for begin in range(0, count, size):
+            # The last chunk overlaps: one shape, one trace, and the same noise again.
+            start = min(begin, count - size)
+            new = slice(begin - start, None)
+            read = group.read[start : start + size]
+            scores = self._scores(group.pool, read, sorted(set(looks)))
+            victims = group.victims[start : start + size][new]
+            yield victims, {look: rows[new] for look, rows in scores.items()}
+
+    def _scores(self, pool: Ids, clients: Ids, looks: list[int]) -> dict[int, Scores]:
+        found: dict[int, Scores] = {}
+        total: jax.Array | float = 0.0
+        so_far = np.zeros((len(clients), len(pool)), np.float32)
+        for look in range(looks[-1]):
+            draw = look if self._fresh else 0
+            read = self._read(jax.random.fold_in(self._key, look), draw, clients)
+            total = total + read
+            if self._normal and not self._fresh:  # the sum says all that they say
+                if look + 1 in looks:
+                    found[look + 1] = self._rated(pool, draw, look + 1, total)
+                continue
+            so_far = so_far + self._rated(pool, draw, 1, read)
+            if look + 1 in looks:
+                found[look + 1] = so_far
+        return found
+
+    def _rated(self, pool: Ids, draw: int, looks: int, read: jax.Array) -> Scores:
+        """Returns the scores of the whole pool, some candidates at a time."""
+        size = min(_CHUNK, len(pool))
+        scores = np.empty((len(read), len(pool)), np.float32)
+        for begin in range(0, len(pool), size):
+            start = min(begin, len(pool) - size)
+            chosen = slice(start, start + size)
+            expected, variance, _ = self._expected(draw, tuple(pool[chosen].tolist()))
+            if self._normal:
+                each = scores_by_product(read, looks, expected, variance[0])
+            else:
+                each = scores_by_likelihood(self.law, read, expected, variance)
+            scores[:, chosen] = each
+        return scores
+
+    def _read(self, key: Key, draw: int, clients: Ids) -> jax.Array:
+        """Returns what leaks of these clients in one look, flat, (clients, d)."""
+        observation, _ = observe_many(
+            self._recipe,
+            self._population,
+            key,
+            self._state(draw),
+            self._leakage,
+            clients.tolist(),
+            participants=clients.tolist(),
+        )
+        return _flat(jax.tree.leaves(observation.gradient), lead=1)
+
+    def _state(self, draw: int) -> ServerState:
+        key = jax.random.fold_in(self._params_key, draw)
+
+        def drawn() -> ServerState:
+            return initial_state(self._recipe, self._recipe.model.init(key))
+
+        state: ServerState = self._cached(draw, drawn)
+        return state
+
+    def _expected(
+        self, draw: int, clients: tuple[int, ...]
+    ) -> tuple[jax.Array, jax.Array, Law]:
+        found: tuple[jax.Array, jax.Array, Law] = self._cached(
+            (draw, clients),
+            lambda: _expectations(
+                self._recipe.model,
+                self._template(self._state(draw)),
+                self._population,
+                jnp.asarray(clients, jnp.int32),
+            ),
+        )
+        return found
+
+    def _cached(self, name: Any, make: Callable[[], Any]) -> Any:
+        """Returns one of the last few that were made: memory stays flat."""
+        if name not in self._kept:
+            made = make()
+            while len(self._kept) >= _KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[name] = made
+        return self._kept[name]
+
+    def _template(self, state: ServerState) -> Observation:
+        """Returns an observation with the defense told, and nothing read."""
+        recipe, leakage = self._recipe, self._leakage
+        server = recipe.server if leakage is Leakage.SERVER else ()
+        updates = () if leakage is Leakage.EXAMPLE else (*recipe.update, *server)
+        told = ToldDefense(
+            recipe.per_example, updates, leakage is not Leakage.EXAMPLE, 0
+        )
+        training = LocalTraining(
+            batch_size=recipe.batch_size,
+            local_steps=recipe.local_steps,
+            learning_rate=recipe.learning_rate,
+        )
+        return Observation(
+            params=state.params,
+            sent=(),
+            memory=(
+                state.per_example,
+                (*state.update, *state.server)[: len(updates)],
+            ),
+            leakage=leakage,
+            training=training,
+            told=told,
+        )
+
+
+WORST_SCALE = 1e4  # of a constructed gradient: far above any clip that is used
+
+
+@dataclasses.dataclass(frozen=True)
+class Constructed:
+    """A network whose gradients are the corners of a centred simplex.
+
+    The loss of the one-hot input e_i is linear in the parameters: in each of `tensors`
+    tensors its gradient is e_i - 1/n, times a number that every clip cuts down. After
+    the clip, n candidates are as far apart as the clip allows, which is the worst case
+    of a line-up under Gaussian noise (or within a few percent of it).
+    """
+
+    tensors: int
+    candidates: int
+
+    def init(self, key: Key, inputs: jax.Array) -> Any:
+        """Returns zeros: the gradient does not depend on the parameters."""
+        del key, inputs
+        blank = jnp.zeros(self.candidates, jnp.float32)
+        return {"params": {f"tensor{i:03d}": blank for i in range(self.tensors)}}
+
+    def apply(self, variables: Any, inputs: jax.Array) -> Any:
+        """Returns the linear loss as the only logit, (batch, 1)."""
+        centred = inputs - 1 / self.candidates
+        total = sum(jax.tree.leaves(variables["params"]))
+        return WORST_SCALE * (centred @ total)[:, None]
+
+
+def _logit_itself(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    del targets
+    return logits[:, 0]
+
+
+def worst_case(candidates: int, tensors: int) -> tuple[Model, Dataset]:
+    """Returns the constructed network of so many tensors, and its candidates."""
+    network = Constructed(tensors, candidates)
+    model = Model("worst case", network, (candidates,), 1, example_loss=_logit_itself)
+    inputs = np.eye(candidates, dtype=np.float32)
+    labels = np.zeros(candidates, np.int32)
+    return model, Dataset("worst case", inputs, labels, 1, "all", "")

@@ -1,0 +1,104 @@
+"""Measured beside certified: tables and figures of line-ups and of calibration."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from gradaudit.audit.informed import Cell, LineUpResult
+
+
+def line_up_table(result: "LineUpResult") -> Group:
+    """Returns a row for each cell: guessing, measured with its interval, certified."""
+    about, cells = result.about, result.cells
+    varied = cells[0].sigma is not None
+    title = (
+        f"line-up: type {about['type']} · {about['defense']} · {about['dataset']} · "
+        f"candidates from {about['candidates_from']}"
+    )
+    table = Table(box=SIMPLE_HEAD, title=escape(title), title_justify="left")
+    heads = ["σ"] if varied else []
+    for head in (*heads, "one of", "looks", "guessing", "picked", "certified"):
+        table.add_column(head, justify="right", no_wrap=True)
+    broken = set(map(id, result.broken))
+    for cell in cells:
+        rate, bound = cell.measured, cell.certified.value
+        picked = f"{rate.value:.3f} \\[{rate.low:.3f}, {rate.high:.3f}]"
+        row = [f"{cell.candidates}", f"{cell.looks}", f"{cell.guessing:.3g}", picked]
+        first = [f"{cell.sigma:g}"] if varied else []
+        row.append("none" if bound is None else f"{bound:.3f}")
+        style = "bold red" if id(cell) in broken else ""
+        table.add_row(*first, *row, style=style)
+    reasons = dict.fromkeys(c.certified.reason for c in cells if c.certified.reason)
+    said = [f"no certificate: {escape(reason)}" for reason in reasons]
+    rests = [f"certified: {escape(line)}" for line in cells[0].certified.assumptions]
+    return Group(table, *said, *rests)
+
+
+def _figure(columns: int) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.2 + 2.9 * columns, 3.6), layout="constrained")
+    return figure, figure.subplots(1, columns, sharey=True, squeeze=False)[0]
+
+
+def line_up_figure(result: "LineUpResult") -> Any:
+    """Draws measured, certified and guessing, a panel for each number of candidates.
+
+    Over sigma where it was varied (a colour for each number of looks), else over
+    looks.
+    """
+    cells = result.cells
+    varied = cells[0].sigma is not None
+    counts = list(dict.fromkeys(cell.candidates for cell in cells))
+    figure, grid = _figure(len(counts))
+    for axes, count in zip(grid, counts, strict=True):
+        mine = [cell for cell in cells if cell.candidates == count]
+        axes.axhline(1 / count, color="grey", ls=":", lw=1, label="guessing")
+        lines = list(dict.fromkeys(cell.looks for cell in mine)) if varied else [None]
+        for index, looks in enumerate(lines):
+            chosen = [cell for cell in mine if looks in (None, cell.looks)]
+            name = "" if looks is None else f", {looks} look{'s' * (looks > 1)}"
+            _line_up_line(axes, chosen, varied, f"C{index}", name)
+        axes.set(
+            xscale="log",
+            ylim=(-0.02, 1.02),
+            xlabel="noise multiplier σ" if varied else "looks",
+            title=f"one of {count}",
+        )
+        axes.grid(alpha=0.2)
+    grid[0].set_ylabel("victim picked")
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        fontsize=8,
+        loc="outside lower center",
+        ncols=min(3, len(labels)),
+    )
+    about = result.about
+    figure.suptitle(
+        f"type {about['type']}, {about['defense']} on {about['dataset']}", fontsize=9
+    )
+    return figure
+
+
+def _line_up_line(
+    axes: Any, cells: "Sequence[Cell]", varied: bool, color: str, name: str
+) -> None:
+    places = [cell.sigma if varied else cell.looks for cell in cells]
+    rates = [cell.measured for cell in cells]
+    values = np.asarray([rate.value for rate in rates])
+    ends = [values - [r.low for r in rates], [r.high for r in rates] - values]
+    axes.errorbar(
+        places, values, np.abs(ends), fmt="o-", ms=4, lw=1.2, capsize=2, color=color,
+        label=f"measured{name}",
+    )  # fmt: skip
+    bounds = [cell.certified.value for cell in cells]
+    if all(value is not None for value in bounds):
+        axes.plot(places, bounds, "--", color=color, lw=1.2, label=f"certified{name}")
