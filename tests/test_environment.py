@@ -43,7 +43,7 @@ print(json.dumps({"folder": folder, "devices": jax.local_device_count()}))
 """
 
 
-def run(**variables: str) -> tuple[dict[str, object], str]:
+def run(program: str = PROGRAM, **variables: str) -> tuple[dict[str, object], str]:
     """Runs the program in a process of its own; returns what it says, and stderr."""
     kept = {
         name: value
@@ -51,7 +51,7 @@ def run(**variables: str) -> tuple[dict[str, object], str]:
         if not name.startswith(("JAX_", "XLA_", "GRADAUDIT_"))
     }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         env=kept | variables,
         capture_output=True,
         text=True,
@@ -99,3 +99,50 @@ def test_a_result_can_say_where_it_was_made():
     assert len(said["devices"]) == jax.local_device_count()
     assert said["packages"]["jax"] == jax.__version__
     assert str(pathlib.Path.home()) not in json.dumps(said)
+
+
+def test_systems_that_do_not_tell_the_allowed_cores(monkeypatch):
+    """macOS and Windows have no sched_getaffinity."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert machine.core_count() == 6
+    assert machine.describe()["cores"] == 6
+    machine.configure()
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert machine.core_count() == 1
+
+
+@pytest.mark.parametrize("obstacle", ["a file in the way", "no permission"])
+def test_a_cache_that_can_not_be_written_stops_nothing(tmp_path, obstacle):
+    if obstacle == "a file in the way":
+        (tmp_path / "cache").write_text("")
+        program = PROGRAM
+    else:  # whoever runs the tests may be allowed everything: say that it is not
+        program = "import os; os.access = lambda *a, **k: False\n" + PROGRAM
+    said, noise = run(program, GRADAUDIT_CACHE=str(tmp_path / "cache"))
+    assert said["folder"] is None
+    assert noise == ""
+
+
+ATTACK = """
+import json, jax
+import gradaudit as ga
+from gradaudit.report import metrics
+reports = {}
+for method in ("cpl:iterations=6", "dlg:iterations=2", "gradinv:iterations=3"):
+    result = ga.attack(type=1, method=method, dataset="digits", model="dpfl-2conv",
+                       victims=2, draws=1, batch_size=1)
+    reports[method] = [score.rmse for score in result.scores]
+analytic = ga.attack(method="analytic", dataset="cancer", victims=3)
+reports["analytic"] = [score.rmse for score in analytic.scores]
+print(json.dumps({"x64": jax.config.jax_enable_x64, "errors": reports}))
+"""
+
+
+def test_attacks_run_in_double_precision():
+    said, _ = run(ATTACK, JAX_ENABLE_X64="1", JAX_NUM_CPU_DEVICES="1")
+    assert said["x64"] is True
+    assert max(said["errors"]["cpl:iterations=6"]) < 0.1
+    assert max(said["errors"]["analytic"]) < 1e-5
+    for errors in said["errors"].values():
+        assert all(0 <= error < 1 for error in errors)

@@ -89,6 +89,40 @@ def test_imports_go_up_the_table_only(root):
     assert not wrong
 
 
+def test_no_two_modules_share_a_name(root):
+    """A name says which file is meant: search for it and there is one.
+
+    A command is named like the function that it calls; attacks and defenses are built
+    alike, each with its `base` and its `presets`.
+    """
+    twins = {"base", "presets"}
+    names = [
+        file.stem
+        for folder, files in modules(root).items()
+        for file in files
+        if folder != "cli" and file.stem != "__init__"
+    ]
+    twice = {name for name in names if names.count(name) > 1}
+    assert twice <= twins
+    for name in twins:
+        assert names.count(name) == len(("attacks", "defenses"))
+
+
+def test_no_file_of_the_library_is_too_long(root):
+    long = {
+        f"{file.relative_to(root)}: {lines}"
+        for files in modules(root).values()
+        for file in files
+        if (lines := len(file.read_text().splitlines())) > 400
+    }
+    assert not long
+
+
+def test_accounting_needs_no_jax(root):
+    program = "import sys, gradaudit.privacy; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=root, check=True)
+
+
 def test_an_attacker_knows_neither_the_defense_nor_the_victim(root):
     assert not {("attacks", "defenses"), ("attacks", "federation")} & edges(root)
     for file in modules(root)["attacks"]:
