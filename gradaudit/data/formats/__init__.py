@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradaudit.data.dataset import Contents, Dataset
-from gradaudit.data.formats import images, records, tables
+from gradaudit.data.formats import images, records, tabular
 from gradaudit.errors import InputError, require
 
 
@@ -51,8 +51,8 @@ READERS: tuple[Reader, ...] = (
     Reader(
         "adult",
         "adult.data or adult.test, or their folder",
-        tables.accepts_adult,
-        tables.read_adult,
+        tabular.accepts_adult,
+        tabular.read_adult,
     ),
     Reader(
         "svhn",
@@ -78,14 +78,14 @@ READERS: tuple[Reader, ...] = (
     Reader(
         "npz",
         "x and y, or x_train, y_train, x_test, y_test (Purchase)",
-        tables.accepts_npz,
-        tables.read_npz,
+        tabular.accepts_npz,
+        tabular.read_npz,
     ),
     Reader(
         "csv",
         "rows of label, features in [0, 1] (Purchase)",
-        tables.accepts_csv,
-        tables.read_csv,
+        tabular.accepts_csv,
+        tabular.read_csv,
     ),
 )
 
