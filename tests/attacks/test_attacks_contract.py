@@ -274,6 +274,15 @@ def test_known_labels_need_a_threat_model_that_gives_them():
 
 def test_an_observation_has_no_room_for_the_truth():
     fields = {field.name for field in dataclasses.fields(Observation)}
-    assert fields == {"params", "sent", "buffers", "labels", "leakage", "training"}
+    assert fields == {
+        "params",
+        "sent",
+        "buffers",
+        "labels",  # only if the threat grants them
+        "memory",
+        "leakage",
+        "training",
+        "told",  # the defense, to an aware adversary
+    }
     described = {field.name for field in dataclasses.fields(LocalTraining)}
     assert described == {"batch_size", "local_steps", "learning_rate", "optimizer"}

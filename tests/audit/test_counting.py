@@ -170,7 +170,7 @@ def _score(victim: int, draw: int, success: bool) -> Score:
     error = 0.0 if success else 1.0
     return Score(
         victim=victim, draw=draw, labels=(0,), recovered_labels=(0,), rmse=error,
-        rmse_raw=error, psnr=metrics.psnr(error), ssim=None, success=success,
+        rmse_raw=error, psnr=0.0, ssim=None, success=success,
         examples_rebuilt=int(success), iterations_to_success=None, iterations=1,
         evaluations=1, objective=error, status="budget", label_accuracy=1.0,
         oracle_rmse=error,

@@ -52,19 +52,26 @@ def test_not_finite_is_infinitely_wrong():
 
 
 def test_psnr_of_the_success_threshold_is_20_db():
-    assert metrics.psnr(0.1) == pytest.approx(20.0)
-    assert metrics.psnr(0.0) == math.inf
+    found = metrics.psnr(np.asarray([0.1, 0.0, np.inf]))
+    assert found[0] == pytest.approx(20.0)
+    assert found[1] == math.inf and found[2] == -math.inf
 
 
 @pytest.mark.parametrize("shape", [(2, 25, 25, 1), (1, 32, 32, 3), (1, 5, 5, 1)])
 def test_ssim_is_one_for_equal_images(shape):
-    x = RNG.random(shape).astype(np.float32)
-    assert metrics.ssim(x, x) == pytest.approx(1.0)
-    assert metrics.ssim(x, 1.0 - x) < 0.5
+    x = RNG.random((2, *shape)).astype(np.float32)
+    assert metrics.ssim(x, x) == pytest.approx([1.0, 1.0])
+    other = x.copy()
+    other[1] = 1.0 - x[1]
+    same, negative = metrics.ssim(x, other)
+    assert same == pytest.approx(1.0) and negative < 0.5
+    other[0] = np.nan
+    assert metrics.ssim(x, other)[0] is None
 
 
 def test_ssim_of_tables_is_not_defined():
-    assert metrics.ssim(np.zeros((1, 30)), np.zeros((1, 30))) is None
+    table = np.zeros((2, 1, 30))
+    assert metrics.ssim(table, table) == [None, None]
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 10), (3, 10), (10, 10), (97, 100)])
@@ -205,12 +212,12 @@ def test_a_batch_is_guessed_without_any_of_its_examples():
 
 
 def test_recovered_labels_count_as_a_multiset():
-    recovered = metrics.labels_recovered
-    assert recovered(np.asarray([1, 1, 2]), np.asarray([2, 1, 1])) == 1.0
-    assert recovered(np.asarray([1, 1, 2]), np.asarray([1, 2, 2])) == pytest.approx(
-        2 / 3
-    )
-    assert recovered(np.asarray([3]), np.asarray([-1])) == 0.0
+    truth = np.asarray([[1, 1, 2], [1, 1, 2], [3, 3, 3]])
+    guess = np.asarray([[2, 1, 1], [1, 2, 2], [-1, -1, 3]])
+    found = metrics.labels_recovered(truth, guess)
+    np.testing.assert_allclose(found, [1.0, 2 / 3, 1 / 3])
+    silent = metrics.labels_recovered(np.asarray([[3]]), np.asarray([[-1]]))
+    assert silent.tolist() == [0.0]
 
 
 def test_guessing_uses_no_gradient():
@@ -227,7 +234,9 @@ def test_guessing_uses_no_gradient():
 def test_a_picture_shows_a_batch_in_the_order_of_the_truth():
     truth = np.random.default_rng(0).random((3, 4, 4, 1), np.float32)
     found = truth[[2, 0, 1]]
-    picture = Picture(0, truth, {1: found}, found, 0.0)
+    order = metrics.match(truth, found)
+    picture = Picture(0, truth, {1: found}, found, order)
+    assert order.tolist() == [1, 2, 0] and picture.errors() == [0.0, 0.0, 0.0]
     for example in range(3):
         private, *iterates = figures._film(picture, example, [1, 2])
         for image in iterates:
