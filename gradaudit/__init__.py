@@ -14,8 +14,11 @@ _EXPORTS = {
     "Dataset": "gradaudit.data",
     "InputError": "gradaudit.errors",
     "attack": "gradaudit.audit.attack",
+    "certificate": "gradaudit.privacy.certificate",
+    "enough_noise": "gradaudit.audit.enough",
     "epsilon": "gradaudit.privacy",
     "ldp_audit": "gradaudit.distinguish",
+    "line_up": "gradaudit.audit.informed",
     "load_dataset": "gradaudit.data",
     "train": "gradaudit.audit.train",
 }

@@ -160,7 +160,7 @@ class LineUpResult(Result):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Table:
+class LineUps:
     """What all line-ups of a command share."""
 
     model: Model
@@ -300,7 +300,7 @@ def line_up(
     machine.configure()
     began = time.perf_counter()
     guard = parse_defense(defense) if isinstance(defense, str) else defense
-    table = _table(
+    table = line_ups_of(
         type, dataset, model, candidates, looks, victims, draws, batch_size,
         local_steps, candidates_from, fresh, seed,
     )  # fmt: skip
@@ -331,7 +331,7 @@ def line_up(
 
 
 def _cells(
-    table: _Table,
+    table: LineUps,
     defenses: Sequence[tuple[float | None, Defense]],
     progress: Tell | None,
 ) -> tuple[list[Cell], bool]:
@@ -364,7 +364,7 @@ def _cells(
     return cells, interrupted
 
 
-def _table(
+def line_ups_of(
     type_: int,
     dataset: str | Dataset,
     model: str | Model | None,
@@ -377,7 +377,7 @@ def _table(
     source: str,
     fresh: bool,
     seed: int,
-) -> _Table:
+) -> LineUps:
     """Checks the numbers and builds what all line-ups share."""
     require(type_ in tuple(Leakage), f"type must be 0, 1 or 2, got {type_}")
     counts, reads = (
@@ -411,7 +411,7 @@ def _table(
         model or ("cpl" if len(data.shape) == 3 else "mlp"), data.shape, data.classes
     )  # fmt: skip
     tensors = len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0))))
-    return _Table(
+    return LineUps(
         net, data, leakage, 1 if alone else batch_size or 3, local_steps, counts,
         reads, victims, draws, known[source], fresh, seed, tensors,
     )  # fmt: skip
@@ -428,7 +428,7 @@ def with_sigma(defense: Defense, sigma: float) -> Defense:
     return defense.made_by(**(parameters | {"sigma": float(sigma)}))
 
 
-def _threat(table: _Table) -> dict[str, Any]:
+def _threat(table: LineUps) -> dict[str, Any]:
     adversary = Threat.parse("informed", table.leakage)
     return {
         "name": adversary.name,
@@ -441,7 +441,7 @@ def _threat(table: _Table) -> dict[str, Any]:
     }
 
 
-def _limitations(table: _Table, defense: Defense) -> list[str]:
+def _limitations(table: LineUps, defense: Defense) -> list[str]:
     sentences = [
         "The adversary knows that one of the candidates is the victim, and nothing "
         "else about it; knowing more, it would pick more often, with or without "
@@ -486,7 +486,7 @@ def lineup_and_certificate(
     if not defense.mechanisms or not seen:
         return None
     available = int(np.bincount(dataset.labels).max())
-    table = _table(
+    table = line_ups_of(
         int(leakage), dataset, model, min(candidates, available), 1, line_ups, 2,
         None if leakage is Leakage.EXAMPLE else batch_size,
         1 if leakage is Leakage.EXAMPLE else local_steps, "label", False, abs(seed),

@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from gradaudit._version import __version__
-from gradaudit.cli import account, attack, data, ldp, listing, run, train
+from gradaudit.cli import (
+    account,
+    attack,
+    calibrate,
+    data,
+    ldp,
+    line_up,
+    listing,
+    run,
+    train,
+)
 from gradaudit.cli.console import EXIT_INTERRUPTED, silence_backend
 
 app = typer.Typer(
@@ -41,6 +51,10 @@ app.command("account", epilog=account.EPILOG)(account.account)
 
 
 app.command("ldp", epilog=ldp.EPILOG)(ldp.ldp)
+
+
+app.command("line-up", epilog=line_up.EPILOG)(line_up.line_up)
+app.command("calibrate", epilog=calibrate.EPILOG)(calibrate.calibrate)
 
 
 def _print_version(wanted: bool) -> None:

@@ -54,6 +54,8 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
         return attacked
     commands = {
         "train": gradaudit.train,
+        "line-up": gradaudit.line_up,
+        "calibrate": gradaudit.enough_noise,
         "ldp": gradaudit.ldp_audit,
         "ldp-mechanism": gradaudit.distinguish.mechanism_audit,
     }

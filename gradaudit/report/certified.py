@@ -1,5 +1,6 @@
 """Measured beside certified: tables and figures of line-ups and of calibration."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from gradaudit.audit.enough import EnoughResult
     from gradaudit.audit.informed import Cell, LineUpResult
 
 
@@ -102,3 +104,47 @@ def _line_up_line(
     bounds = [cell.certified.value for cell in cells]
     if all(value is not None for value in bounds):
         axes.plot(places, bounds, "--", color=color, lw=1.2, label=f"certified{name}")
+
+
+def enough_table(result: "EnoughResult") -> Table:
+    """Returns a row for each sigma; the least that is enough is bold."""
+    about = result.about
+    trained = result.chosen.accuracy is not None
+    title = (
+        f"{about['defense']}, type {about['type']}: at most {result.limit:g} of one of "
+        f"{about['candidates'][0]} needs σ = {result.sigma:.4g}"
+    )
+    table = Table(box=SIMPLE_HEAD, title=escape(title), title_justify="left")
+    for head in ("σ", "certified", "picked", *(["accuracy"] if trained else [])):
+        table.add_column(head, justify="right", no_wrap=True)
+    for point in result.points:
+        rate, bound = point.measured, point.certified.value
+        row = [f"{point.sigma:.4g}", "none" if bound is None else f"{bound:.4f}"]
+        row.append(f"{rate.value:.3f} \\[{rate.low:.3f}, {rate.high:.3f}]")
+        if trained:
+            row.append("–" if point.accuracy is None else f"{point.accuracy:.3f}")
+        style = "bold" if point.sigma == result.sigma else ""
+        table.add_row(*row, style=style)
+    return table
+
+
+def enough_figure(result: "EnoughResult") -> Any:
+    """Draws sigma against measured, certified and, if there was training, accuracy."""
+    figure, (axes,) = _figure(1)
+    cells = [
+        dataclasses.replace(p.line_up, certified=p.certified) for p in result.points
+    ]
+    _line_up_line(axes, cells, True, "C0", "")
+    guessing = cells[0].guessing
+    axes.axhline(guessing, color="grey", ls=":", lw=1, label="guessing")
+    axes.axhline(result.limit, color="C3", ls="-.", lw=1, label="allowed")
+    axes.axvline(result.sigma, color="C3", lw=0.8)
+    if result.chosen.accuracy is not None:
+        sigmas = [point.sigma for point in result.points]
+        values = [point.accuracy for point in result.points]
+        axes.plot(sigmas, values, "s-", color="C2", ms=4, label="accuracy")
+    axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="noise multiplier σ")
+    axes.set_title(f"σ = {result.sigma:.4g} is enough", fontsize=10)
+    axes.grid(alpha=0.2)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=2)
+    return figure

@@ -1,0 +1,198 @@
+"""How much noise is enough: the least sigma whose certificate allows no more."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gradaudit import files, machine
+from gradaudit.audit.informed import Cell, line_up, line_ups_of, with_sigma
+from gradaudit.audit.train import train as run_training
+from gradaudit.audit.training_plan import default_setting
+from gradaudit.data import Dataset, load_dataset
+from gradaudit.defenses import parse as parse_defense
+from gradaudit.defenses.base import Defense
+from gradaudit.errors import require
+from gradaudit.models.model import Model
+from gradaudit.privacy.certificate import Certificate, certificate, least_sigma
+from gradaudit.privacy.plan import PrivacyPlan
+from gradaudit.report import certified, metrics
+from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.spec import Spec
+
+_AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the least sigma, for the figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """What one noise multiplier costs and buys."""
+
+    sigma: float
+    certified: Certificate
+    line_up: Cell
+    accuracy: float | None = None
+
+    @property
+    def measured(self) -> metrics.Rate:
+        """How often the victim was picked."""
+        return self.line_up.measured
+
+
+@dataclasses.dataclass(frozen=True)
+class EnoughResult(Result):
+    """The least noise, and points around it; `spec` runs it again."""
+
+    spec: Spec
+    about: dict[str, Any]
+    environment: dict[str, Any]
+    sigma: float
+    limit: float
+    points: tuple[Point, ...]
+    limitations: tuple[str, ...]
+
+    @property
+    def chosen(self) -> Point:
+        """The point at the least sigma."""
+        return next(point for point in self.points if point.sigma == self.sigma)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns result.json."""
+        plain: dict[str, Any] = files.finite(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "spec": self.spec.plain(),
+                "about": self.about,
+                "environment": self.environment,
+                "status": "done",
+                "metrics": {
+                    "sigma": self.sigma,
+                    "max_success": self.limit,
+                    "certified": self.chosen.certified.to_dict(),
+                    "measured": dataclasses.asdict(self.chosen.measured),
+                    "accuracy": self.chosen.accuracy,
+                },
+                "points": self._rows(),
+                "limitations": list(self.limitations),
+            }
+        )
+        return plain
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "sigma": point.sigma,
+                "certified": point.certified.value,
+                "measured": point.measured.value,
+                "low": point.measured.low,
+                "high": point.measured.high,
+                "accuracy": point.accuracy,
+            }
+            for point in self.points
+        ]
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns points.csv."""
+        return {"points.csv": self._rows()}
+
+    def figures(self) -> dict[str, Callable[[], Any]]:
+        """Returns sigma against measured, certified and, if trained, accuracy."""
+        return {"figures/enough.png": lambda: certified.enough_figure(self)}
+
+
+def enough_noise(
+    max_success: float,
+    defense: str | Defense = "fed-cdp",
+    type: int = 2,  # noqa: A002 - the contract's word
+    candidates: int = 10,
+    looks: int = 1,
+    whole_training: bool = False,
+    dataset: str | Dataset = "lfw-patches",
+    model: str | Model | None = None,
+    victims: int = 400,
+    draws: int = 4,
+    batch_size: int | None = None,
+    candidates_from: str = "label",
+    train: bool = False,
+    rounds: int | None = None,
+    around: Sequence[float] = _AROUND,
+    seed: int = 0,
+) -> EnoughResult:
+    """Returns the least sigma under which nobody picks more often than allowed.
+
+    Args:
+      max_success: how often the victim may be picked out of the candidates.
+      defense: a defense with a parameter sigma, or its name.
+      type: where the adversary reads.
+      candidates: n of the line-up.
+      looks: how often it reads the victim.
+      whole_training: certify one example over the whole training of the data set's
+        setting instead, batches secret; the line-ups still have `looks`.
+      dataset: a dataset, its name, or a path to your own file.
+      model: a model or its name; with `train` by default the one that is trained.
+      victims: line-ups that are played for each sigma.
+      draws: of the network.
+      batch_size: examples of a client's step, for types 0 and 1.
+      candidates_from: as for `line_up`.
+      train: also train under each sigma, for the accuracy that is left.
+      rounds: of these trainings; the data set's setting by default.
+      around: times the least sigma, which other ones are shown beside it.
+      seed: everything random follows from it.
+    """
+    asked = dict(locals())
+    machine.configure()
+    guard = parse_defense(defense) if isinstance(defense, str) else defense
+    require(
+        not train or isinstance(dataset, str),
+        "training needs the name of a data set with a train and a test split",
+    )
+    if train and model is None:
+        images = len(load_dataset(str(dataset)).shape) == 3
+        model = "cnn" if images else "mlp"
+    table = line_ups_of(
+        type, dataset, model, candidates, looks, victims, draws, batch_size, 1,
+        candidates_from, False, seed,
+    )  # fmt: skip
+
+    def certified_by(sigma: float) -> Certificate:
+        noisy = with_sigma(guard, sigma)
+        if not whole_training:
+            return table.certified(noisy, candidates, looks)
+        plan = PrivacyPlan(
+            noisy, default_setting(table.dataset.name), tensors=table.tensors
+        )
+        return certificate(plan, type=type, candidates=candidates)
+
+    sigma = least_sigma(max_success, certified_by)
+    swept = sorted({sigma * factor for factor in around} | {sigma})
+    played = line_up(
+        type, guard, dataset, model, candidates, looks, swept, victims, draws,
+        batch_size, 1, candidates_from, False, seed,
+    )  # fmt: skip
+    points = [
+        Point(each, certified_by(each), cell, _accuracy(guard, each, asked, model))
+        for each, cell in zip(swept, played.cells, strict=True)
+    ]
+    return EnoughResult(
+        spec=Spec.of("calibrate", **asked),
+        about=played.about | {"whole_training": whole_training},
+        environment=machine.describe(),
+        sigma=sigma,
+        limit=max_success,
+        points=tuple(points),
+        limitations=played.limitations,
+    )
+
+
+def _accuracy(
+    defense: Defense, sigma: float, asked: dict[str, Any], model: str | Model | None
+) -> float | None:
+    """Trains under one sigma, if that was asked for."""
+    if not asked["train"]:
+        return None
+    setting = default_setting(asked["dataset"])
+    if asked["rounds"] is not None:
+        setting = dataclasses.replace(setting, rounds=asked["rounds"])
+    trained = run_training(
+        asked["dataset"], with_sigma(defense, sigma), model, setting=setting,
+        seed=asked["seed"], evaluate_every=setting.rounds,
+    )  # fmt: skip
+    return trained.accuracy

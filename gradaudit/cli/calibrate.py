@@ -1,0 +1,87 @@
+"""`gradaudit calibrate`: the least noise that keeps an adversary below a success."""
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+from gradaudit.cli import console, options
+from gradaudit.cli.line_up import LineUpDraws, LineUpVictims, Source
+from gradaudit.errors import require
+
+EPILOG = """[bold]Examples[/]
+
+gradaudit calibrate --threat informed --max-success 0.2 --candidates 10
+--defense fed-cdp
+
+gradaudit calibrate --max-success 0.2 --type 1 --defense fed-sdp-client
+
+gradaudit calibrate --max-success 0.3 --dataset digits --train --rounds 20
+"""
+DEFAULT_FOLDER = pathlib.Path("gradaudit-calibrate")
+
+MaxSuccess = Annotated[
+    float, typer.Option(help="How often the victim may be picked, at most.")
+]
+OneCount = Annotated[
+    int, typer.Option("--candidates", help="n, one of which is the victim.")
+]
+OneLook = Annotated[int, typer.Option("--looks", help="Readings of one victim.")]
+Whole = Annotated[
+    bool,
+    typer.Option(
+        "--whole-training",
+        help="Certify an example over the whole training of the dataset's setting "
+        "(batches secret) instead of --looks.",
+    ),
+]
+Train = Annotated[
+    bool, typer.Option("--train", help="Also train, for the accuracy that is left.")
+]
+
+
+def calibrate(
+    max_success: MaxSuccess,
+    threat: options.ThreatWord = "informed",
+    defense: options.Defense = "fed-cdp",
+    type_: options.Type = 2,
+    candidates: OneCount = 10,
+    looks: OneLook = 1,
+    whole_training: Whole = False,
+    dataset: options.AnyDataset = "lfw-patches",
+    model: options.AttackModel = None,
+    victims: LineUpVictims = 400,
+    draws: LineUpDraws = 4,
+    batch_size: options.VictimBatch = None,
+    source: Source = "label",
+    train: Train = False,
+    rounds: options.Rounds = None,
+    seed: options.Seed = 0,
+    out_folder: options.Out = DEFAULT_FOLDER,
+    as_json: options.Json = False,
+) -> None:
+    """Find the least sigma that is enough against the informed adversary."""
+    with console.errors_in_words():
+        require(
+            threat == "informed",
+            "noise is calibrated against the informed adversary, whose success has a "
+            f"bound: --threat informed, not {threat!r}",
+        )
+        console.ready_folder(out_folder)
+        with console.progress_bar("searching, picking, training"):
+            from gradaudit.audit.enough import enough_noise
+
+            result = enough_noise(
+                max_success, defense, type_, candidates, looks, whole_training,
+                dataset, model, victims, draws, batch_size, source, train, rounds,
+                seed=seed,
+            )  # fmt: skip
+        result.save(out_folder)
+        if as_json:
+            console.print_json(result.to_dict())
+            return
+        from gradaudit.report.certified import enough_table
+
+        console.out.print(enough_table(result))
+        where = f"written to {out_folder}/ (see figures/enough.png)"
+        console.out.print(where, markup=False)

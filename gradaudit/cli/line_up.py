@@ -1,0 +1,128 @@
+"""`gradaudit line-up`: pick the victim out of n, beside what the noise certifies."""
+
+import pathlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradaudit.cli import console, options
+from gradaudit.errors import InputError
+
+if TYPE_CHECKING:
+    from gradaudit.audit.informed import LineUpResult
+
+EPILOG = """[bold]Examples[/]
+
+gradaudit line-up --type 2 --defense fed-cdp:clip=4,sigma=6 --candidates 10,100
+--looks 1,10,100 --dataset mnist
+
+gradaudit line-up --defense fed-cdp --sigmas 0.5,1,2,4,8
+
+gradaudit line-up --defense path/to/mine.py:defense --from worst
+
+Exit codes: 0 done, 1 more was picked than the noise can allow (it is not what the
+defense says it is), 2 bad input, 70 a bug, 130 interrupted.
+"""
+DEFAULT_FOLDER = pathlib.Path("gradaudit-line-up")
+
+Candidates = Annotated[
+    str, typer.Option(help="n, one of which is the victim: 10 or 10,100.")
+]
+Looks = Annotated[str, typer.Option(help="Readings of one victim: 1 or 1,10,100.")]
+Sigmas = Annotated[
+    str, typer.Option(help="Go through these noise multipliers: 0.5,1,2.")
+]
+Source = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        help="Candidates: label (the victim's labels), any, or worst: constructed "
+        "gradients, as far apart as the clip allows.",
+    ),
+]
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh", help="New parameters for every look (default: the same)."),
+]
+LineUpVictims = Annotated[
+    int, typer.Option("--victims", help="Line-ups that are played for each cell.")
+]
+LineUpDraws = Annotated[
+    int, typer.Option("--draws", help="Networks drawn, line-ups dealt over them.")
+]
+
+
+def line_up(
+    type_: options.Type = 2,
+    defense: options.Defense = "fed-cdp",
+    dataset: options.AnyDataset = "lfw-patches",
+    model: options.AttackModel = None,
+    candidates: Candidates = "10",
+    looks: Looks = "1",
+    sigmas: Sigmas = "",
+    victims: LineUpVictims = 400,
+    draws: LineUpDraws = 4,
+    batch_size: options.VictimBatch = None,
+    local_steps: options.VictimSteps = 1,
+    source: Source = "label",
+    fresh: Fresh = False,
+    seed: options.Seed = 0,
+    out_folder: options.Out = DEFAULT_FOLDER,
+    as_json: options.Json = False,
+) -> None:
+    """Let an informed adversary pick the victim; measured beside certified."""
+    with console.errors_in_words():
+        asked: dict[str, Any] = {
+            "type": type_, "defense": defense, "dataset": dataset, "model": model,
+            "candidates": [int(n) for n in numbers("--candidates", candidates, int)],
+            "looks": [int(n) for n in numbers("--looks", looks, int)],
+            "sigmas": numbers("--sigmas", sigmas, float), "victims": victims,
+            "draws": draws, "batch_size": batch_size, "local_steps": local_steps,
+            "candidates_from": source, "fresh": fresh, "seed": seed,
+        }  # fmt: skip
+        console.ready_folder(out_folder)
+        with console.progress_bar("compiling") as tell:
+            from gradaudit.audit.informed import line_up as play
+
+            result = play(
+                **asked, progress=lambda done, all_: tell("picking", done, all_)
+            )
+        result.save(out_folder)
+        if as_json:
+            console.print_json(result.to_dict())
+        else:
+            from gradaudit.report.certified import line_up_table
+
+            console.out.print(line_up_table(result))
+            where = f"written to {out_folder}/ (see figures/line_up.png)"
+            console.out.print(where, markup=False)
+        finish(result)
+
+
+def finish(result: "LineUpResult") -> None:
+    """Ends with the contract's exit code."""
+    if result.interrupted:
+        console.err.print("[yellow]interrupted[/]: what was played is written")
+        raise typer.Exit(console.EXIT_INTERRUPTED)
+    for cell in result.broken:
+        console.err.print(
+            f"[red]certificate broken[/]: one of {cell.candidates}, {cell.looks} "
+            f"look(s): picked {cell.measured.value:.3f}, certified "
+            f"{cell.certified.value:.3f}. The noise is not what the defense says: look "
+            "at its scale against the clip, at a key that is used twice, at a clip "
+            "that does not bound every example, and at tensors that get no noise.",
+            soft_wrap=True,
+        )
+    if result.broken:
+        raise typer.Exit(console.EXIT_GATE_BROKEN)
+
+
+def numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
+    """Returns the numbers of a list like 1,10,100."""
+    try:
+        return [kind(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        words = "whole numbers" if kind is int else "numbers"
+        raise InputError(
+            f"{option} takes {words} with commas between them, got {text!r}"
+        ) from None
