@@ -27,8 +27,14 @@ import torch_reference
 from gradaudit import machine
 from gradaudit.attacks import search
 from gradaudit.attacks.base import Best, Victims
-from gradaudit.attacks.lbfgs import LBFGS
-from gradaudit.attacks.matching import Matching, Stop, first_position, objective
+from gradaudit.attacks.lbfgs import LBFGS, Clock
+from gradaudit.attacks.matching import Matching, Stop
+from gradaudit.attacks.objective import (
+    Layout,
+    Start,
+    first_position,
+    objective,
+)
 from gradaudit.data import load_dataset
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.model import Model
@@ -64,6 +70,12 @@ class Problem:
         gradients = per_example_gradients(model, params, images, targets)
         return cls(model, params, images, labels, jax.tree.map(np.asarray, gradients))
 
+    @property
+    def layout(self) -> Layout:
+        """Returns how one victim's unknowns lie in the engine."""
+        shape = (1, *self.model.input_shape)
+        return Layout(shape, self.model.classes, searches_labels=False)
+
     def observe(self, ids: Any) -> Observation:
         """Returns the observations of these victims, stacked."""
         return Observation(
@@ -75,8 +87,9 @@ class Problem:
         key = jax.random.fold_in(jax.random.key(ATTACK_KEY), victim)
         one = jax.tree.map(lambda leaf: leaf[victim], self.gradients)
         position, _ = first_position(
+            Start(ATTACK.init, ATTACK.labels, ordered=False),
+            self.layout,
             jax.random.fold_in(key, 0),
-            ATTACK,
             self.model,
             Observation(self.params, one),
         )
@@ -110,7 +123,7 @@ def measure_ours(problem: Problem, slots: int | None, repeats: int) -> dict[str,
         "cpu_seconds": min(run[1] for run in runs[1:]),
         "compile_seconds": runs[0][0] - seconds,
         "median_rmse": float(np.median(rmse)),
-        "slots": slots or search.default_slots(problem.model, ATTACK, 1),
+        "slots": slots or search.default_slots(problem.layout.size),
         "devices": len(jax.local_devices()),
     }
 
@@ -163,7 +176,7 @@ def profile(problem: Problem, slots: int | None, repeats: int = 10) -> dict[str,
     The parts run alone inside a scan of one attack iteration at the engine's number of
     slots; the rest (snapshots, stop rules, host) is what the whole run takes beyond.
     """
-    count = slots or search.default_slots(problem.model, ATTACK, 1)
+    count = slots or search.default_slots(problem.layout.size)
     model = for_shared_weights(problem.model)
     optimizer = LBFGS(updates=UPDATES)
     device = jax.local_devices()[0]
@@ -181,7 +194,10 @@ def profile(problem: Problem, slots: int | None, repeats: int = 10) -> dict[str,
     def evaluations(params: PyTree, gradients: PyTree, labels: Any, x: Any) -> Any:
         def one(gradient: PyTree, label: Any, position: Any) -> Any:
             observation = Observation(params, gradient)
-            return objective(ATTACK, model, observation, label)(position)[1]
+            evaluate = objective(
+                ATTACK.distance, (), problem.layout, model, observation, False, label
+            )
+            return evaluate(position)[1]
 
         def step(position: Any, _: None) -> Any:
             slope = jax.vmap(one)(gradients, labels, position)
@@ -199,7 +215,8 @@ def profile(problem: Problem, slots: int | None, repeats: int = 10) -> dict[str,
         def one(position: Any) -> Any:
             best = Best.start(position)
             empty = optimizer.init(position)
-            return optimizer.iterate(bowl, lambda p: p, position, empty, best)
+            clock = Clock(jax.numpy.zeros((), jax.numpy.int32), OUTER)
+            return optimizer.iterate(bowl, None, position, empty, best, clock)
 
         return jax.vmap(one)(x)
 

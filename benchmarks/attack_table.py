@@ -1,7 +1,8 @@
 """Type-2 attacks side by side: CPL, DLG, iDLG, Inverting Gradients, beside the paper.
 
-Usage: python benchmarks/attack_table.py [--victims 100] [--methods cpl,dlg]
-       [--datasets lfw-patches,mnist,photos] [--out benchmarks/results/attacks.json]
+Usage: python benchmarks/attack_table.py [--victims 100] [--draws 10]
+       [--methods cpl,dlg] [--datasets lfw-patches,mnist,photos]
+       [--out benchmarks/results/attacks.json]
 
 The published figures are those of Wei et al. 2023, Table 1 (ASR, RMSE, iterations), on
 MNIST, CIFAR-10 and LFW; our colour set is `photos` and our faces are `lfw-patches`.
@@ -38,6 +39,8 @@ PUBLISHED = {  # (method, paper's set): ASR, RMSE, iterations
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--victims", type=int, default=100)
+    parser.add_argument("--draws", type=int, default=10, help="of the network")
+    parser.add_argument("--iterations", type=int, help="instead of the method's own")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--datasets", default="lfw-patches,mnist,photos")
     parser.add_argument("--out", default="benchmarks/results/attacks.json")
@@ -47,7 +50,12 @@ def main() -> None:
     for dataset in options.datasets.split(","):
         for name in options.methods.split(","):
             result = ga.attack(
-                type=2, method=METHODS[name], dataset=dataset, victims=options.victims
+                type=2,
+                method=METHODS[name],
+                dataset=dataset,
+                victims=options.victims,
+                draws=options.draws,
+                iterations=options.iterations,
             )
             rows[f"{name} {dataset}"] = result.to_dict()
             target.parent.mkdir(parents=True, exist_ok=True)

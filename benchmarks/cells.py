@@ -40,7 +40,8 @@ def attack_cell(pictures: pathlib.Path | None = None, **arguments: Any) -> dict:
     whole = result.to_dict()
     metrics = whole["metrics"]
     return {
-        "victims": whole["victims"],
+        "victims": whole["victims"]["asked"],
+        "draws": whole["draws"],
         "asr": metrics["asr"],
         "rmse": metrics["rmse"]["mean"],
         "rmse_median": metrics["rmse"]["median"],
@@ -48,7 +49,7 @@ def attack_cell(pictures: pathlib.Path | None = None, **arguments: Any) -> dict:
         "cap": metrics["iterations"]["cap"],
         "spent": metrics["iterations"]["run_median"],
         "labels": metrics["label_accuracy"],
-        "status": whole["status"],
+        "status": whole["ended"],
     }
 
 

@@ -12,6 +12,7 @@ The matching value-and-gradient is the objective of the attacks, per example.
 import argparse
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import time
@@ -24,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gradaudit import machine
-from gradaudit.attacks.matching import Matching, objective
+from gradaudit.attacks.distances import SquaredL2
+from gradaudit.attacks.objective import Layout, objective
 from gradaudit.attacks.search import default_slots
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.models.convolution import Path
@@ -65,9 +67,13 @@ def example(model: Model, params: PyTree, inputs: Any, labels: Any, _: PyTree) -
 def matching(
     model: Model, params: PyTree, inputs: Any, labels: Any, gradients: PyTree
 ) -> Any:
+    layout = Layout((1, *model.input_shape), model.classes, searches_labels=False)
+
     def one(image: jax.Array, label: jax.Array, leaked: PyTree) -> Any:
         observation = Observation(params, leaked)
-        evaluate = objective(Matching(), model, observation, label[None])
+        evaluate = objective(
+            SquaredL2(), (), layout, model, observation, False, label[None]
+        )
         value, slope = evaluate(image.reshape(-1))
         return value, slope.reshape(image.shape)
 
@@ -171,7 +177,7 @@ def measure(
         for path in PATHS
     }
     model = models[Path.PATCHES]
-    slots, devices = default_slots(model, Matching(), 1), machine.device_count()
+    slots, devices = default_slots(math.prod(model.input_shape)), machine.device_count()
     work = make_work(model, dataset, max(examples, slots * devices))
     arrangements = {
         f"at once ({examples})": (at_once, examples, examples),

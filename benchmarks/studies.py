@@ -29,6 +29,7 @@ SETS = ("mnist", "photos", "lfw-patches")
 PUBLISHED_PRUNING = {"mnist": 40, "photos": 50, "lfw-patches": 80}
 # A stalled victim stops early: its objective fell by less than 1 % in 5 iterations.
 STALL = "patience=5"
+LABELS_GIVEN = "curious+labels"  # with the local step that each belongs to
 
 
 def layers() -> Iterator[tuple[str, Arguments]]:
@@ -83,7 +84,8 @@ def local_steps() -> Iterator[tuple[str, Arguments]]:
             yield f"{dataset} {name}", _five_steps(dataset, method)
     for name, unroll in attacks:
         method = f"cpl:unroll={unroll},labels=known,iterations=150"
-        yield f"lfw-patches {name}, labels given", _five_steps("lfw-patches", method)
+        given = _five_steps("lfw-patches", method) | {"threat": LABELS_GIVEN}
+        yield f"lfw-patches {name}, labels given", given
 
 
 def _five_steps(dataset: str, method: str) -> Arguments:
@@ -143,6 +145,7 @@ def partial_noise() -> Iterator[tuple[str, Arguments]]:
                 {
                     "type": 1,
                     "method": f"gradinv:labels=known,layers={part}",
+                    "threat": LABELS_GIVEN,
                     "defense": f"lip:layers={noisy}",
                     "dataset": "mnist",
                     "model": "dpfl-2conv",

@@ -7,7 +7,8 @@
 It needs the `reference` extra (`pip install gradaudit[reference]`). A trace holds the
 problem (weights in torch's layout, images, labels, starts) and what
 `torch.optim.LBFGS` made of it: the objective at every evaluation, the iterate after
-every outer step and the evaluations per step. tests/test_torch_parity.py reads one.
+every outer step and the evaluations per step. tests/attacks/test_torch_parity.py
+reads one.
 """
 
 import argparse
