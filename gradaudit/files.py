@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from gradaudit.errors import InputError
 
 _BLOCK = 1 << 20
+_LARGEST_JSON = 256 << 20
 
 
 def write_whole(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -85,6 +86,12 @@ def write_arrays(path: pathlib.Path, arrays: Mapping[str, Any]) -> None:
 def read_json(path: pathlib.Path, what: str = "file") -> Any:
     """Reads one JSON document, or says in words why it can't be read."""
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device may never end
+            raise InputError(f"the {what} {path} is no regular file")
+        if path.exists() and path.stat().st_size > _LARGEST_JSON:
+            raise InputError(
+                f"the {what} {path} is larger than {_LARGEST_JSON >> 20} MiB"
+            )
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"there is no {what} {path}") from None

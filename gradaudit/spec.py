@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import importlib
 import math
+import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
@@ -61,7 +62,7 @@ class Spec:
     @classmethod
     def read(cls, path: pathlib.Path) -> Self:
         """Reads the spec of a result file, a result folder, or a bare spec."""
-        file = path / "result.json" if path.is_dir() else path
+        file = path / "result.json" if os.path.isdir(path) else path
         value = files.read_json(file, "result")
         value = value.get("spec", value) if isinstance(value, dict) else value
         require(

@@ -6,7 +6,6 @@ import enum
 import functools
 import hashlib
 import json
-import math
 import pathlib
 from typing import Any
 
@@ -52,6 +51,8 @@ _SMALL = Setting(
     rounds=20,
     examples=100,
 )
+
+_MOST_HELD = 10**8  # who holds what is kept in memory
 
 
 class Statistics(enum.Enum):
@@ -244,9 +245,11 @@ def make_plan(
     require(0 <= seed < 2**32, f"seed must lie in 0..2^32 - 1, got {seed}")
     data = _datasets(dataset)[0]
     setting = setting or default_setting(data.name)
+    held = setting.clients * setting.examples
     require(
-        math.isfinite(setting.learning_rate),
-        f"learning_rate must be finite, got {setting.learning_rate}",
+        held <= _MOST_HELD,
+        f"{setting.clients:,} clients with {setting.examples:,} examples each are more "
+        f"than {_MOST_HELD:,} examples in all",
     )
     if setting.partition is None:
         scheme = FullCopy() if setting.clients == 1 else Iid()

@@ -1,6 +1,7 @@
 """`gradaudit account`: epsilon by every method, and what is really guaranteed."""
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -101,6 +102,10 @@ Convention = Annotated[
 Plot = Annotated[str | None, _option("", "Write epsilon over steps to this file.")]
 
 
+# What is answered within seconds.
+_MOST_STEPS, _MOST_CHANGES, _MOST_EXAMPLES = 10**6, 10**5, 10**8
+
+
 @dataclasses.dataclass(frozen=True)
 class _Question:
     """What every answer needs, however the noise was given."""
@@ -113,6 +118,7 @@ class _Question:
 
 
 def account(
+    context: typer.Context,
     sigma: Sigma = None,
     q: Rate = None,
     steps: Steps = None,
@@ -146,6 +152,7 @@ def account(
     """Show the privacy spent: all methods side by side, and what holds."""
     question = _Question(delta, convention, target_epsilon, plot, as_json)
     with errors_in_words():
+        _refuse_what_has_no_effect(context, calibrate, defense, trace)
         if calibrate:
             _calibrate(question, q, steps)
             return
@@ -154,19 +161,12 @@ def account(
             events = _events(sigma, q, steps, schedule, noise_std, trace)
             _answer(question, None, events if limit is None else events.first(limit))
             return
-        _refuse(sigma=sigma, q=q, steps=steps, schedule=schedule, trace=trace)
         setting = _setting(
-            dataset,
-            rounds=rounds if limit is None else limit,
-            local_steps=local_steps,
-            batch_size=batch_size,
-            examples=examples,
-            clients=clients,
-            clients_per_round=clients_per_round,
-            selection=selection,
-            batches=batches,
-            partition=partition,
-        )
+            dataset, rounds=rounds if limit is None else limit,
+            local_steps=local_steps, batch_size=batch_size, examples=examples,
+            clients=clients, clients_per_round=clients_per_round,
+            selection=selection, batches=batches, partition=partition,
+        )  # fmt: skip
         privacy = _privacy(
             question, defense, setting, dataset, copies, tensors, sampling,
             participations,
@@ -232,6 +232,10 @@ def _calibrate(question: _Question, q: float | None, steps: int | None) -> None:
     target, delta = question.target, question.delta
     if target is None or q is None or steps is None:
         raise InputError("--calibrate needs --target-epsilon, --q and --steps")
+    require(
+        1 <= steps <= _MOST_STEPS,
+        f"--calibrate takes 1..{_MOST_STEPS:,} steps, got {steps:,}",
+    )
     found: dict[str, float | str] = {}
     for name in accounting.METHODS:
         try:
@@ -302,6 +306,7 @@ def _scheduled(text: str, steps: int) -> list[float]:
             f"--schedule must be POLICY:sigma0=A,sigma1=B or @FILE, got {text!r}"
         ) from None
     require(steps >= 1, f"steps must be at least 1, got {steps}")
+    require(steps <= _MOST_CHANGES, f"a schedule has at most {_MOST_CHANGES:,} steps")
     sigmas = decay(policy, start, end, steps)
     return [float(sigmas(t)) for t in range(steps)]
 
@@ -332,12 +337,16 @@ def _setting(dataset: str, **changes: Any) -> "Setting":
         "batches": lambda text: options.word("batches", text, Batches),
         "partition": parse_partition,
     }
-    given: dict[str, Any] = {
-        name: read[name](value) if name in read else value
-        for name, value in changes.items()
-        if value is not None
-    }
-    return dataclasses.replace(paper_setting(dataset), **given)
+    given = {name: value for name, value in changes.items() if value is not None}
+    given |= {name: read[name](given[name]) for name in read if name in given}
+    setting = dataclasses.replace(paper_setting(dataset), **given)
+    steps = setting.rounds * setting.local_steps
+    require(
+        steps <= _MOST_STEPS and setting.examples <= _MOST_EXAMPLES,
+        f"{steps:,} local steps on {setting.examples:,} examples are not accounted: "
+        f"at most {_MOST_STEPS:,} on {_MOST_EXAMPLES:,}",
+    )
+    return setting
 
 
 def _privacy(
@@ -368,9 +377,29 @@ def _privacy(
     )
 
 
-def _refuse(**options: Any) -> None:
-    given = [f"--{name}" for name, value in options.items() if value is not None]
-    require(
-        not given,
-        f"{', '.join(given)} can't be given with --defense: they are derived from it",
-    )
+# Parameters that only mean something for one kind of question.
+_OF_NOISE = ("sigma", "q", "steps", "schedule", "trace", "noise_std")
+_OF_SETTING = (
+    *("tensors", "sampling", "participations", "dataset", "rounds", "local_steps"),
+    *("batch_size", "examples", "clients", "clients_per_round", "selection"),
+    *("batches", "partition", "copies"),
+)
+_OF_LOGS = ("log", "target_accuracy")
+
+
+def _refuse_what_has_no_effect(
+    context: typer.Context, calibrate: bool, defense: str | None, trace: str | None
+) -> None:
+    """Raises for an option that was given and would be ignored."""
+    refuse = functools.partial(options.refuse, context)
+    if calibrate:
+        known = ("q", "steps")
+        noise = [name for name in _OF_NOISE if name not in known]
+        others = (*noise, "defense", *_OF_SETTING, *_OF_LOGS, "convention", "plot")
+        refuse(others, "with --calibrate")
+    elif defense is None:
+        refuse(_OF_SETTING, "without --defense")
+        refuse(() if trace else ("noise_std",), "without --trace")
+        refuse(("steps",) if trace else (), "with --trace, which has its own")
+    else:
+        refuse(_OF_NOISE, "with --defense: it is derived from it")

@@ -11,6 +11,7 @@ from gradaudit.cli import (
     account,
     attack,
     calibrate,
+    console,
     data,
     ldp,
     line_up,
@@ -18,7 +19,6 @@ from gradaudit.cli import (
     run,
     train,
 )
-from gradaudit.cli.console import EXIT_INTERRUPTED, silence_backend
 
 app = typer.Typer(
     name="gradaudit",
@@ -75,7 +75,7 @@ def _global_options(
         ),
     ] = False,
 ) -> None:
-    silence_backend()
+    console.silence_backend()
 
 
 def main() -> None:
@@ -84,11 +84,17 @@ def main() -> None:
     An interrupt may leave a compilation running on a thread of jax; ending the process
     at once keeps it from touching what the interpreter's exit has taken away.
     """
+    console.speak_any_encoding()
     try:
         app()
+        code = 0
     except SystemExit as end:
-        if end.code == EXIT_INTERRUPTED:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(EXIT_INTERRUPTED)
-        raise
+        code = end.code if isinstance(end.code, int) else 0
+    except OSError as error:  # the help, onto a full disk
+        console.err.print(f"error: standard output can't be written: {error}")
+        code = console.EXIT_BAD_INPUT
+    code = console.flushed(code)
+    if code == console.EXIT_INTERRUPTED:
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -1,16 +1,19 @@
 """What every command shares: consoles, progress, exit codes, clean JSON."""
 
+import codecs
 import contextlib
+import io
 import json
 import os
 import pathlib
+import re
 import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -24,11 +27,81 @@ EXIT_INCONCLUSIVE = 3
 EXIT_CRASHED = 70
 EXIT_INTERRUPTED = 130
 
+
+class _Stdout(io.TextIOBase):
+    """The real stdout, also while everybody else's prints are sent to stderr."""
+
+    real: TextIO | None = None
+
+    def _stream(self) -> TextIO:
+        return self.real or sys.stdout
+
+    def write(self, text: str) -> int:
+        """Writes to where stdout was when the command began."""
+        return self._stream().write(text)
+
+    def flush(self) -> None:
+        """Empties the buffer."""
+        self._stream().flush()
+
+    def isatty(self) -> bool:
+        """Says whether a person is looking."""
+        return self._stream().isatty()
+
+    def fileno(self) -> int:
+        """Returns the file's number."""
+        return self._stream().fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Returns what the terminal can show."""
+        return self._stream().encoding
+
+
+_stdout = _Stdout()
 # Tables and progress are for people; stdout stays clean for `--json`.
-out = Console(highlight=False)
+out = Console(file=_stdout, highlight=False)
 err = Console(stderr=True, highlight=False)
 
 Tell = Callable[[str, int, int], None]  # what is running, how much is done, of what
+
+
+_IN_ASCII = {
+    "ε": "epsilon", "δ": "delta", "σ": "sigma", "≥": ">=", "≤": "<=", "±": "+-",
+    "·": "-", "–": "-", "×": "x", "…": "...", "•": "*",
+}  # fmt: skip
+
+
+def speak_any_encoding() -> None:
+    """Lets terminals without Unicode show our signs in letters, instead of failing."""
+
+    def in_letters(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        wrong = error.object[error.start : error.end]
+        return "".join(_IN_ASCII.get(letter, "?") for letter in wrong), error.end
+
+    codecs.register_error("gradaudit", in_letters)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="gradaudit")
+
+
+def flushed(code: int) -> int:
+    """Writes what is still in stdout's buffer; returns the exit code that remains.
+
+    What can't be written is an error, unless the reader has gone because it has seen
+    enough; both would otherwise end in Python's own words at its exit.
+    """
+    try:
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return code
+        err.print(f"[bold red]error:[/] standard output can't be written: {error}")
+        return code or EXIT_BAD_INPUT
 
 
 def silence_backend() -> None:
@@ -42,30 +115,63 @@ def silence_backend() -> None:
 def errors_in_words() -> Iterator[None]:
     """Turns whatever goes wrong into words and the exit code that it has.
 
-    A user's mistake is 2, Ctrl-C and SIGTERM are 130, and what nobody foresaw is 70,
-    with the traceback in a file: 1 is for a gate that is broken, nothing else.
+    A user's mistake is 2, and so is what the machine refuses (no space, no memory, a
+    plug-in that ends the program); Ctrl-C and SIGTERM are 130, and what nobody foresaw
+    is 70, with the traceback in a file: 1 is for a gate that is broken, nothing else.
+    Whatever is printed by others meanwhile goes to stderr.
     """
-    with _termination_is_an_interrupt():
+    with _termination_is_an_interrupt(), _only_we_print():
         try:
             yield
         except InputError as error:
-            err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
-            raise typer.Exit(EXIT_BAD_INPUT) from None
+            _end("[bold red]error:[/]", str(error), EXIT_BAD_INPUT)
         except KeyboardInterrupt as stop:
             err.print(f"[yellow]{escape(str(stop)) or 'interrupted'}[/]")
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except (typer.Exit, typer.Abort, SystemExit):
+        except (typer.Exit, typer.Abort):
             raise
+        except SystemExit as end:
+            said = f"something called sys.exit({end.code}) before the work was done"
+            _end("[bold red]error:[/]", said, EXIT_BAD_INPUT)
         except BrokenPipeError:  # the reader has seen enough: not our error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+        except MemoryError as error:
+            said = f"not enough memory: {error}; ask for less"
+            _end("[bold red]error:[/]", said, EXIT_BAD_INPUT)
         except Exception as error:
-            where = _keep_traceback()
-            err.print(
-                f"[bold red]crashed:[/] {escape(f'{type(error).__name__}: {error}')}; "
-                f"this is a bug of gradaudit; the traceback is in {escape(where)}",
-                soft_wrap=True,
-            )
-            raise typer.Exit(EXIT_CRASHED) from None
+            if isinstance(error, OSError) and error.errno is not None:
+                _end("[bold red]error:[/]", str(error), EXIT_BAD_INPUT)
+            said = f"{type(error).__name__}: {error}; this is a bug of gradaudit; "
+            where = f"the traceback is in {_keep_traceback()}"
+            _end("[bold red]crashed:[/]", said + where, EXIT_CRASHED)
+
+
+def _end(title: str, text: str, code: int) -> NoReturn:
+    err.print(f"{title} {escape(readable(text))}", soft_wrap=True)
+    raise typer.Exit(code) from None
+
+
+def readable(text: str) -> str:
+    """Returns one line that a terminal shows as it is, overlong words cut.
+
+    What a message repeats may come from a file: it must not steer the terminal.
+    """
+    shown = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text.encode(errors="backslashreplace").decode()
+    )
+    return re.sub(r"\S{400,}", lambda word: f"{word[0][:80]}...{word[0][-80:]}", shown)
+
+
+@contextlib.contextmanager
+def _only_we_print() -> Iterator[None]:
+    """Sends the prints of plug-ins and libraries to stderr; `out` stays where it is."""
+    before, _stdout.real = _stdout.real, _stdout.real or sys.stdout
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _stdout.real = before
 
 
 def _keep_traceback() -> str:
@@ -142,9 +248,9 @@ def ready_folder(folder: pathlib.Path) -> pathlib.Path:
 def print_json(value: Any) -> None:
     """Writes one JSON document to stdout and nothing else."""
     try:
-        json.dump(value, sys.stdout, indent=2, allow_nan=False)
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        json.dump(value, _stdout, indent=2, allow_nan=False)
+        _stdout.write("\n")
+        _stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:

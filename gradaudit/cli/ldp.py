@@ -1,5 +1,6 @@
 """`gradaudit ldp`: how private is a randomized gradient, measured?"""
 
+import functools
 import pathlib
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -291,14 +292,7 @@ def _refuse_what_has_no_effect(
     context: typer.Context, box: str, mechanism: str | None, paper: bool
 ) -> None:
     """Raises for an option that was given and would be ignored."""
-
-    def refuse(names: tuple[str, ...], why: str) -> None:
-        for name in names:
-            source = context.get_parameter_source(name)
-            if source is not None and source.name == "COMMANDLINE":
-                option = "--" + name.replace("_", "-")
-                raise InputError(f"{option} has no effect {why}; leave it out")
-
+    refuse = functools.partial(options.refuse, context)
     if mechanism is not None:
         refuse(_OF_LDP_SGD, "with --mechanism")
         return

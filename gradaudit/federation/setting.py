@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import math
 from typing import Any
 
 from gradaudit.data.partition import (
@@ -10,6 +11,8 @@ from gradaudit.data.partition import (
     Partition,
 )
 from gradaudit.errors import require, unknown_name
+
+_MOST = 10**9  # of anything that is counted
 
 
 class Optimizer(enum.Enum):
@@ -73,6 +76,7 @@ class Setting:
         ):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1, got {value}")
+            require(value <= _MOST, f"{name} must be at most {_MOST:,}, got {value:,}")
         require(
             self.clients_per_round <= self.clients,
             f"clients_per_round must be at most clients ({self.clients}), "
@@ -84,8 +88,8 @@ class Setting:
             f"got {self.batch_size}",
         )
         require(
-            self.learning_rate > 0,
-            f"learning_rate must be positive, got {self.learning_rate}",
+            0 < self.learning_rate < math.inf,
+            f"learning_rate must be positive and finite, got {self.learning_rate}",
         )
 
 

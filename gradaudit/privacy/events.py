@@ -19,6 +19,9 @@ BoolArray = npt.NDArray[np.bool_]
 
 IntArray = npt.NDArray[np.int64]
 
+MOST_STEPS = 10**8  # composed in seconds
+_MOST_NOISE = 1e9  # beyond, epsilon is all rounding
+
 
 class Unit(enum.Enum):
     """Whose presence the guarantee hides."""
@@ -180,12 +183,14 @@ def _events(
     if steps is None:
         steps = runs
     require(steps >= 1, f"steps must be at least 1, got {steps}")
+    require(steps <= MOST_STEPS, f"steps must be at most {MOST_STEPS:,}, got {steps:,}")
     for what, values in ((name, noises), ("q", rates)):
         require(
             len(values) in (1, steps),
             f"{what} must be one number or {steps} numbers, got {len(values)}",
         )
     _check_all(noises, noises > 0, f"{name} must be positive and finite")
+    _check_all(noises, noises <= _MOST_NOISE, f"{name} must be at most {_MOST_NOISE:g}")
     _check_all(rates, (rates > 0) & (rates <= 1), "q must lie in (0, 1]")
     return Events(
         np.broadcast_to(noises, (runs,)).copy(),
