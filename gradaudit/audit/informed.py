@@ -197,7 +197,7 @@ class LineUps:
             plan, type=int(self.leakage), candidates=candidates, looks=looks, round=0
         )
 
-    def play(self, key: Key, defense: Defense, sigma: float | None) -> Iterator[Any]:
+    def play(self, key: Key, defense: Defense) -> Iterator[Any]:
         """Yields (candidates, looks, draw, won, played) chunk by chunk."""
         sizes = [self.candidates]
         if self.source is From.WORST:  # each n has a simplex of its own
@@ -343,7 +343,7 @@ def _cells(
         counts = {kind: np.zeros((table.draws, 2), int) for kind in kinds}
         try:
             for n, k, draw, won, played in table.play(
-                jax.random.key(table.seed), guard, sigma
+                jax.random.key(table.seed), guard
             ):
                 counts[n, k][draw] += (won, played)
                 done += played
@@ -411,6 +411,8 @@ def line_ups_of(
         model or ("cpl" if len(data.shape) == 3 else "mlp"), data.shape, data.classes
     )  # fmt: skip
     tensors = len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0))))
+    if source == From.WORST.value:  # the network is left out: nothing to draw
+        draws = 1
     return LineUps(
         net, data, leakage, 1 if alone else batch_size or 3, local_steps, counts,
         reads, victims, draws, known[source], fresh, seed, tensors,
