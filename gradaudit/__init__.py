@@ -17,6 +17,7 @@ _EXPORTS = {
     "certificate": "gradaudit.privacy.certificate",
     "enough_noise": "gradaudit.audit.enough",
     "epsilon": "gradaudit.privacy",
+    "identify": "gradaudit.audit.identify",
     "ldp_audit": "gradaudit.distinguish",
     "line_up": "gradaudit.audit.informed",
     "load_dataset": "gradaudit.data",

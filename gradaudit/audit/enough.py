@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradaudit import files, machine
-from gradaudit.audit.informed import Cell, line_up, line_ups_of, with_sigma
+from gradaudit.audit.informed import line_up, with_sigma
+from gradaudit.audit.line_ups import Cell, line_ups_of
 from gradaudit.audit.train import train as run_training
 from gradaudit.audit.training_plan import default_setting
 from gradaudit.data import Dataset, load_dataset

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradaudit.cli import console, options
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, require
 
 if TYPE_CHECKING:
     from gradaudit.audit.informed import LineUpResult
@@ -19,6 +19,8 @@ gradaudit line-up --type 2 --defense fed-cdp:clip=4,sigma=6 --candidates 10,100
 gradaudit line-up --defense fed-cdp --sigmas 0.5,1,2,4,8
 
 gradaudit line-up --defense path/to/mine.py:defense --from worst
+
+gradaudit line-up --captured round-3,round-9 --candidates-file people.npz --model cnn
 
 Exit codes: 0 done, 1 more was picked than the noise can allow (it is not what the
 defense says it is), 2 bad input, 70 a bug, 130 interrupted.
@@ -51,6 +53,17 @@ LineUpDraws = Annotated[
     int, typer.Option("--draws", help="Networks drawn, line-ups dealt over them.")
 ]
 
+Captured = Annotated[
+    str,
+    typer.Option(
+        help="Folders of captured observations of one victim, instead of simulating; "
+        "with --candidates-file."
+    ),
+]
+CandidatesFile = Annotated[
+    str, typer.Option(help="Whom --captured may be of: a dataset, or your own file.")
+]
+
 
 def line_up(
     type_: options.Type = 2,
@@ -66,6 +79,8 @@ def line_up(
     local_steps: options.VictimSteps = 1,
     source: Source = "label",
     fresh: Fresh = False,
+    captured: Captured = "",
+    candidates_file: CandidatesFile = "",
     seed: options.Seed = 0,
     out_folder: options.Out = DEFAULT_FOLDER,
     as_json: options.Json = False,
@@ -81,6 +96,13 @@ def line_up(
             "candidates_from": source, "fresh": fresh, "seed": seed,
         }  # fmt: skip
         console.ready_folder(out_folder)
+        require(
+            bool(captured) == bool(candidates_file),
+            "--captured and --candidates-file need each other",
+        )
+        if captured:
+            _identify(captured, candidates_file, defense, model, out_folder, as_json)
+            return
         with console.progress_bar("compiling") as tell:
             from gradaudit.audit.informed import line_up as play
 
@@ -97,6 +119,35 @@ def line_up(
             where = f"written to {out_folder}/ (see figures/line_up.png)"
             console.out.print(where, markup=False)
         finish(result)
+
+
+def _identify(
+    captured: str,
+    candidates: str,
+    defense: str,
+    model: str | None,
+    folder: pathlib.Path,
+    as_json: bool,
+) -> None:
+    """Picks out of a file's candidates, and prints the likeliest."""
+    from gradaudit.audit.identify import identify
+
+    result = identify(captured.split(","), candidates, defense, model)
+    result.save(folder)
+    report = result.to_dict()
+    if as_json:
+        console.print_json(report)
+        return
+    found = report["metrics"]
+    bound = found["certified"]["value"]
+    shown = found["certified"]["reason"] if bound is None else f"{bound:.3f}"
+    for row in found["likeliest"][:5]:
+        words = f"candidate {row['candidate']}: posterior {row['posterior']:.4f}"
+        console.out.print(words, markup=False)
+    console.out.print(
+        f"one of {found['candidates']}, {found['looks']} look(s); certified: {shown}",
+        markup=False,
+    )
 
 
 def finish(result: "LineUpResult") -> None:

@@ -56,6 +56,7 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
         "train": gradaudit.train,
         "line-up": gradaudit.line_up,
         "calibrate": gradaudit.enough_noise,
+        "identify": gradaudit.identify,
         "ldp": gradaudit.ldp_audit,
         "ldp-mechanism": gradaudit.distinguish.mechanism_audit,
     }

@@ -280,28 +280,44 @@ class Game:
 
     def _template(self, state: ServerState) -> Observation:
         """Returns an observation with the defense told, and nothing read."""
-        recipe, leakage = self._recipe, self._leakage
-        server = recipe.server if leakage is Leakage.SERVER else ()
-        updates = () if leakage is Leakage.EXAMPLE else (*recipe.update, *server)
-        told = ToldDefense(
-            recipe.per_example, updates, leakage is not Leakage.EXAMPLE, 0
-        )
+        recipe = self._recipe
         training = LocalTraining(
             batch_size=recipe.batch_size,
             local_steps=recipe.local_steps,
             learning_rate=recipe.learning_rate,
         )
-        return Observation(
-            params=state.params,
-            sent=(),
-            memory=(
-                state.per_example,
-                (*state.update, *state.server)[: len(updates)],
-            ),
-            leakage=leakage,
-            training=training,
-            told=told,
-        )
+        blank = Observation(state.params, (), leakage=self._leakage, training=training)
+        states = (state.per_example, state.update, state.server)
+        return told(blank, (recipe.per_example, recipe.update, recipe.server), states)
+
+
+Places = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]  # of a round
+
+
+def told(observation: Observation, transforms: Places, states: Places) -> Observation:
+    """Returns the observation with the defense handed over, up to where it was read."""
+    leakage = observation.leakage
+    server = transforms[2] if leakage is Leakage.SERVER else ()
+    updates = () if leakage is Leakage.EXAMPLE else (*transforms[1], *server)
+    known = ToldDefense(transforms[0], updates, leakage is not Leakage.EXAMPLE, 0)
+    memory = (states[0], (*states[1], *states[2])[: len(updates)])
+    return dataclasses.replace(observation, sent=(), told=known, memory=memory)
+
+
+def scores_of(
+    model: Model, observation: Observation, known: Observation, candidates: Population
+) -> Scores:
+    """Returns log p of one observation for every candidate, (1, candidates).
+
+    `known` is the same observation with the defense `told`.
+    """
+    read = _flat(jax.tree.leaves(observation.gradient))[None]
+    parts = []
+    for start in range(0, candidates.clients, _CHUNK):
+        ids = jnp.arange(start, min(start + _CHUNK, candidates.clients))
+        expected, variance, law = _expectations(model, known, candidates, ids)
+        parts.append(scores_by_likelihood(law, read, expected, variance))
+    return np.concatenate(parts, axis=1)
 
 
 WORST_SCALE = 1e4  # of a constructed gradient: far above any clip that is used

@@ -12,7 +12,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from gradaudit.audit.enough import EnoughResult
-    from gradaudit.audit.informed import Cell, LineUpResult
+    from gradaudit.audit.informed import LineUpResult
+    from gradaudit.audit.line_ups import Cell
 
 
 def line_up_table(result: "LineUpResult") -> Group:

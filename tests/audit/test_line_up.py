@@ -13,15 +13,13 @@ import pytest
 
 import gradaudit as ga
 from gradaudit import defenses
+from gradaudit.audit.captured import save_observation
 from gradaudit.audit.enough import enough_noise
-from gradaudit.audit.informed import (
-    Cell,
-    line_up,
-    line_ups_of,
-    lineup_and_certificate,
-    with_sigma,
-)
+from gradaudit.audit.identify import identify
+from gradaudit.audit.informed import line_up, lineup_and_certificate, with_sigma
+from gradaudit.audit.line_ups import Cell, line_ups_of
 from gradaudit.data import load_dataset
+from gradaudit.defenses.base import init_states, run
 from gradaudit.distinguish.candidates import draw_groups, picks
 from gradaudit.distinguish.line_up import (
     Law,
@@ -35,7 +33,7 @@ from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.networks import build_model
 from gradaudit.report.certified import line_up_table
 from gradaudit.spec import rebuild
-from gradaudit.types import Leakage
+from gradaudit.types import Leakage, Observation
 
 WORST = {"candidates_from": "worst", "dataset": "digits"}
 
@@ -297,6 +295,27 @@ def test_beside_an_attack():
     rebuilt = found["reconstruction"]
     assert rebuilt["kappa"] < rebuilt["value"] < 1 and rebuilt["confidence"] == 0.95
     assert found["line_up"]["measured"]["low"] <= 0.225
+
+
+def test_a_captured_update_is_told_from_a_files_candidates(tmp_path):
+    data = load_dataset("digits").take(np.arange(40))
+    model = build_model("mlp", data.shape, data.classes)
+    params = model.init(jax.random.key(0))
+    targets = one_hot(jnp.asarray(data.labels), data.classes)
+    rows = per_example_gradients(model, params, jnp.asarray(data.inputs), targets)
+    units = jax.tree.map(lambda leaf: leaf[7:8], rows)
+    guard = defenses.fed_cdp(sigma=0.05)
+    for look in range(2):
+        states = init_states(guard.per_example, params)
+        sent, _ = run(guard.per_example, jax.random.key(look), units, states, 0)
+        one = jax.tree.map(lambda leaf: leaf[0], sent)
+        save_observation(tmp_path / str(look), Observation(params, one))
+    folders = [str(tmp_path / "0"), str(tmp_path / "1")]
+    found = identify(folders, data, guard, model)
+    assert found.picked == 7 and found.posterior.sum() == pytest.approx(1)
+    assert found.posterior[7] > identify(folders[0], data, guard, model).posterior[7]
+    assert found.certified.kappa == 1 / 40
+    assert found.to_dict()["metrics"]["likeliest"][0]["candidate"] == 7
 
 
 def test_enough_noise_is_enough_and_measured(tmp_path):

@@ -1,0 +1,239 @@
+"""Line-ups to be played: of which clients, how often, and what is certified."""
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from gradaudit.data import Dataset, load_dataset
+from gradaudit.defenses.base import Defense
+from gradaudit.distinguish.candidates import draw_groups, picks
+from gradaudit.distinguish.line_up import Game, Group, worst_case
+from gradaudit.errors import require
+from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Recipe
+from gradaudit.federation.setting import Setting
+from gradaudit.models.model import Model
+from gradaudit.models.networks import build_model
+from gradaudit.privacy.certificate import Certificate, certificate
+from gradaudit.privacy.plan import PrivacyPlan
+from gradaudit.report import metrics
+from gradaudit.types import Key, Leakage
+
+_GROUPS = 10  # pools of candidates per network: what they share is computed once
+DOUBT = 0.025  # of a false alarm, over all cells together
+_LEARNING_RATE = 0.05
+
+
+class From(enum.Enum):
+    """Where candidates come from."""
+
+    LABEL = "label"  # of the same set, with the labels of the victim: the hard one
+    ANY = "any"  # of the same set
+    WORST = "worst"  # constructed gradients, as far apart as the clip allows
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """Line-ups of one kind: how many were won in each draw, and what is certified."""
+
+    sigma: float | None  # where it was varied
+    candidates: int
+    looks: int
+    hits: tuple[int, ...]  # of each draw of the network
+    line_ups: tuple[int, ...]
+    certified: Certificate
+
+    @property
+    def measured(self) -> metrics.Rate:
+        """The share that was picked, with an interval that counts the draws."""
+        return metrics.rate_over_draws(self.hits, self.line_ups)
+
+    @property
+    def guessing(self) -> float:
+        """What is reached without reading."""
+        return 1 / self.candidates
+
+    def proven(self, doubt: float = DOUBT) -> float:
+        """Returns a success that the line-ups prove but for this doubt.
+
+        The certificate bounds every line-up on its own, whatever the network and the
+        candidates, so that they are counted together (Clopper-Pearson).
+        """
+        won, played = sum(self.hits), sum(self.line_ups)
+        return float(stats.beta.ppf(doubt, won, played - won + 1)) if won else 0.0
+
+    def breaks(self, doubt: float = DOUBT) -> bool:
+        """Returns whether more was picked than the certificate allows."""
+        value = self.certified.value
+        return value is not None and self.proven(doubt) > value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the cell as result.json has it."""
+        return {
+            "sigma": self.sigma,
+            "candidates": self.candidates,
+            "looks": self.looks,
+            "line_ups": sum(self.line_ups),
+            "measured": dataclasses.asdict(self.measured),
+            "certified": self.certified.to_dict(),
+            "guessing": self.guessing,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class LineUps:
+    """What all line-ups of a command share."""
+
+    model: Model
+    dataset: Dataset
+    leakage: Leakage
+    batch: int
+    local_steps: int
+    candidates: tuple[int, ...]
+    looks: tuple[int, ...]
+    line_ups: int
+    draws: int
+    source: From
+    fresh: bool
+    seed: int
+    tensors: int
+
+    @property
+    def setting(self) -> Setting:
+        """A round of clients that are all read, their batches known."""
+        return Setting(
+            clients=1,
+            clients_per_round=1,
+            local_steps=self.local_steps,
+            batch_size=self.batch,
+            rounds=1,
+            examples=self.batch * self.local_steps,
+            learning_rate=_LEARNING_RATE,
+        )
+
+    def certified(self, defense: Defense, candidates: int, looks: int) -> Certificate:
+        """Returns the bound for a cell."""
+        plan = PrivacyPlan(defense, self.setting, tensors=self.tensors)
+        return certificate(
+            plan, type=int(self.leakage), candidates=candidates, looks=looks, round=0
+        )
+
+    def play(self, key: Key, defense: Defense) -> Iterator[Any]:
+        """Yields (candidates, looks, draw, won, played) chunk by chunk."""
+        sizes = [self.candidates]
+        if self.source is From.WORST:  # each n has a simplex of its own
+            sizes = [(n,) for n in self.candidates]
+        for candidates in sizes:
+            for draw in range(self.draws):
+                yield from self._draw(key, defense, candidates, draw)
+
+    def _draw(
+        self, key: Key, defense: Defense, candidates: tuple[int, ...], draw: int
+    ) -> Iterator[Any]:
+        model, data = self.model, self.dataset
+        rng = np.random.default_rng([self.seed, draw, max(candidates)])
+        share = len(np.array_split(np.arange(self.line_ups), self.draws)[draw])
+        if self.source is From.WORST:
+            model, data = worst_case(max(candidates), self.tensors)
+            each = np.arange(max(candidates))
+            pools = [np.repeat(each[:, None], self.setting.examples, axis=1)]
+            victims = [rng.integers(0, max(candidates), share)]
+        else:
+            pools, victims = draw_groups(
+                rng,
+                data.labels,
+                self.setting.examples,
+                max(candidates),
+                share,
+                _GROUPS,
+                self.source is From.LABEL,
+            )
+        rows, groups = _clients(pools, victims)
+        recipe = Recipe.of(model, defense, self.setting)
+        population = Population.of(data, rows)
+        draw_key = jax.random.fold_in(key, draw)
+        game = Game(recipe, population, self.leakage, draw_key, self.fresh)
+        for group in groups:
+            for chosen, scores in game.play(group, self.looks):
+                for count in candidates:
+                    for looks, rated in scores.items():
+                        won = int(picks(rng, rated, chosen, count).sum())
+                        yield count, looks, draw, won, len(chosen)
+
+
+def _clients(
+    pools: Sequence[NDArray[np.int64]], victims: Sequence[NDArray[np.int64]]
+) -> tuple[list[NDArray[np.int64]], list[Group]]:
+    """Returns all clients' examples, and the groups as numbers of clients."""
+    rows: list[NDArray[np.int64]] = []
+    groups = []
+    for pool, chosen in zip(pools, victims, strict=True):
+        first = len(rows)
+        rows.extend(pool)
+        second = len(rows)
+        rows.extend(pool[chosen])
+        groups.append(
+            Group(np.arange(first, second), chosen, np.arange(second, len(rows)))
+        )
+    return rows, groups
+
+
+def line_ups_of(
+    type_: int,
+    dataset: str | Dataset,
+    model: str | Model | None,
+    candidates: int | Sequence[int],
+    looks: int | Sequence[int],
+    victims: int,
+    draws: int,
+    batch_size: int | None,
+    local_steps: int,
+    source: str,
+    fresh: bool,
+    seed: int,
+) -> LineUps:
+    """Checks the numbers and builds what all line-ups share."""
+    require(type_ in tuple(Leakage), f"type must be 0, 1 or 2, got {type_}")
+    counts, reads = (
+        tuple(dict.fromkeys([x] if isinstance(x, int) else x))
+        for x in (candidates, looks)
+    )
+    for name, values, least in (("candidates", counts, 2), ("looks", reads, 1)):
+        require(
+            bool(values) and min(values) >= least,
+            f"{name} must be at least {least}, got {list(values)}",
+        )
+    require(victims >= 1, f"victims must be at least 1, got {victims}")
+    require(1 <= draws <= victims, f"draws must lie in 1..{victims}, got {draws}")
+    require(local_steps >= 1, f"local_steps must be at least 1, got {local_steps}")
+    require(
+        batch_size is None or batch_size >= 1,
+        f"batch_size must be at least 1, got {batch_size}",
+    )
+    require(seed >= 0, f"seed must not be negative, got {seed}")
+    leakage = Leakage(type_)
+    alone = leakage is Leakage.EXAMPLE
+    require(
+        not alone or batch_size in (None, 1) and local_steps == 1,
+        "type 2 reads one example's gradient in the first local step: leave "
+        "batch_size and local_steps out",
+    )
+    known = {member.value: member for member in From}
+    require(source in known, f"candidates come from {', '.join(known)}, not {source!r}")
+    data = load_dataset(dataset) if isinstance(dataset, str) else dataset
+    net = model if isinstance(model, Model) else build_model(
+        model or ("cpl" if len(data.shape) == 3 else "mlp"), data.shape, data.classes
+    )  # fmt: skip
+    tensors = len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0))))
+    if source == From.WORST.value:  # the network is left out: nothing to draw
+        draws = 1
+    return LineUps(
+        net, data, leakage, 1 if alone else batch_size or 3, local_steps, counts,
+        reads, victims, draws, known[source], fresh, seed, tensors,
+    )  # fmt: skip
