@@ -175,7 +175,7 @@ def aware(
         priors=(TotalVariation(variation),),
         optimizer=Adam(learning_rate),
         box=True,
-        stop=Stop(iterations=iterations, patience=iterations),
+        stop=Stop(iterations=iterations, patience=_WHOLE_RUN),
         restarts=restarts,
     )
 

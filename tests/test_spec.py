@@ -21,7 +21,13 @@ from gradaudit.attacks import (
     Matching,
     Stop,
 )
-from gradaudit.attacks.distances import CONVOLUTIONS, Cosine, SquaredL2, TensorCosine
+from gradaudit.attacks.distances import (
+    CONVOLUTIONS,
+    Cosine,
+    RelativeL2,
+    SquaredL2,
+    TensorCosine,
+)
 from gradaudit.attacks.labels import Counts, FromBias, Joint, Known, LastLayer
 from gradaudit.attacks.priors import OutsideBox, SmallPixels, TotalVariation
 from gradaudit.attacks.starts import (
@@ -66,7 +72,7 @@ PARTS = {
     ],
     "labels": [Known(), LastLayer(), FromBias(), Counts(samples=7), Joint()],
     "distance": [SquaredL2(), SquaredL2(CONVOLUTIONS), Cosine(("conv1",)),
-                 TensorCosine()],
+                 TensorCosine(), RelativeL2(weight=0.5)],
     "priors": [(), (TotalVariation(0.3),), (SmallPixels(2.0), OutsideBox(1.5))],
     "optimizer": [LBFGS(history=9), Adam(0.3, signed=True, decays=True),
                   LineSearchLBFGS(search_steps=4)],

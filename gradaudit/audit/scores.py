@@ -142,7 +142,9 @@ class Evaluator:
                 examples_rebuilt=int(rebuilt[row]),
                 iterations_to_success=self._hit(
                     victim, int(mine.iterations[row]), bool(success[row])
-                ),
+                )
+                if found[row]
+                else None,
                 iterations=int(mine.iterations[row]),
                 evaluations=int(mine.evaluations[row]),
                 objective=float(mine.objective[row]),

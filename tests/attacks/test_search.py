@@ -112,11 +112,11 @@ def test_slots_do_not_change_the_answer(slots):
 def test_what_did_not_end_stays_in_its_slot_over_many_calls():
     calls = []
     problem = Bowl(rate=0.01, budget=3 * search._EVALUATIONS_PER_CALL + 1)
-    result = solve(problem, count=2, slots=1, watcher=calls.append)
-    assert len(calls) == 2 * 4
+    result = solve(problem, count=4, slots=2, watcher=calls.append)
+    assert len(calls) == 2 * 4  # two at a time, four calls each
     np.testing.assert_array_equal(result.iterations, problem.budget)
     counted = sum(int(call.running.sum()) for call in calls)
-    assert counted == 2 * problem.budget  # after the end nothing counts
+    assert counted == 4 * problem.budget  # after the end nothing counts
 
 
 def test_the_restart_with_the_lowest_own_objective_is_handed_in():

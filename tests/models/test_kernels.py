@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gradaudit import tree
-from gradaudit.attacks.matching import Matching, objective
+from gradaudit.attacks.distances import SquaredL2
+from gradaudit.attacks.objective import Layout, objective
 from gradaudit.data import CATALOGUE, Origin, load_dataset
 from gradaudit.errors import InputError
 from gradaudit.models.convolution import Path
@@ -138,10 +139,13 @@ def test_lowers_for_every_platform(path, kernel):
 
     def matching(params, inputs, labels):
         leaked = example(params, inputs, labels)
+        layout = Layout((1, 12, 12, 1), 4, searches_labels=False)
 
         def one(image, label, gradient):
             seen = Observation(params, gradient)
-            evaluate = objective(Matching(), model, seen, label[None])
+            evaluate = objective(
+                SquaredL2(), (), layout, model, seen, False, label[None]
+            )
             return evaluate(image.reshape(-1))
 
         return jax.vmap(one)(inputs, labels, leaked)
