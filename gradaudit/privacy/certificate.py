@@ -338,8 +338,8 @@ def _assumptions(
     if looks is not None:
         unit = "example" if leakage == 2 else "client's whole batches"
         view = (
-            f"the adversary reads {_READS[leakage]}, {looks:,} time(s), and knows that "
-            f"the victim, the {unit}, is in it"
+            f"in every look the adversary reads {_READS[leakage]}, and knows that the "
+            f"victim, the {unit}, is in it"
         )
     else:
         rounds = plan.high_participations()

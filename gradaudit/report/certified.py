@@ -39,7 +39,12 @@ def line_up_table(result: "LineUpResult") -> Group:
         table.add_row(*first, *row, style=style)
     reasons = dict.fromkeys(c.certified.reason for c in cells if c.certified.reason)
     said = [f"no certificate: {escape(reason)}" for reason in reasons]
-    rests = [f"certified: {escape(line)}" for line in cells[0].certified.assumptions]
+    # What is reached before reading differs by row, and has its own column.
+    rests = [
+        f"certified: {escape(line)}"
+        for line in cells[0].certified.assumptions
+        if not line.startswith("before reading")
+    ]
     return Group(table, *said, *rests)
 
 
@@ -70,10 +75,14 @@ def line_up_figure(result: "LineUpResult") -> Any:
             _line_up_line(axes, chosen, varied, f"C{index}", name)
         axes.set(
             xscale="log",
-            ylim=(-0.02, 1.02),
+            yscale="log",
+            ylim=(0.4 / max(counts), 1.3),
             xlabel="noise multiplier σ" if varied else "looks",
             title=f"one of {count}",
         )
+        places = sorted({cell.sigma or cell.looks for cell in mine})
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.minorticks_off()
         axes.grid(alpha=0.2)
     grid[0].set_ylabel("victim picked")
     handles, labels = grid[0].get_legend_handles_labels()
