@@ -1,12 +1,15 @@
 """`gradaudit attack`: rebuild private data from what leaks."""
 
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from gradaudit.cli import console, options
-from gradaudit.errors import require
+from gradaudit.errors import InputError, require
+
+if TYPE_CHECKING:
+    from gradaudit.report.metrics import Rate
 
 EPILOG = """[bold]Examples[/]
 
@@ -18,7 +21,7 @@ gradaudit attack --type 0 --batch-size 3 --defense fed-sdp
 
 gradaudit attack --run runs/mnist --round 16 --type 1
 
-gradaudit attack --type 2 --defense fed-cdp:clip=4,sigma=6 --max-asr 0.05
+gradaudit attack --defense fed-cdp:clip=4,sigma=6 --max-asr 0.05 --victims auto
 
 Exit codes: 0 done (gate held), 1 gate broken, 2 bad input, 3 inconclusive, 70 a bug,
 130 interrupted (what was done by then is written).
@@ -27,13 +30,14 @@ DEFAULT_FOLDER = pathlib.Path("gradaudit-attack")
 
 
 def attack(
+    context: typer.Context,
     type_: options.Type = 2,
     method: options.Method = "cpl",
     defense: options.Defense = "none",
     threat: options.ThreatWord = "curious",
     dataset: options.AnyDataset = "lfw-patches",
     model: options.AttackModel = None,
-    victims: options.Victims = 16,
+    victims: options.Victims = "16",
     draws: options.Draws = None,
     batch_size: options.VictimBatch = None,
     local_steps: options.VictimSteps = 1,
@@ -49,20 +53,41 @@ def attack(
     as_json: options.Json = False,
 ) -> None:
     """Rebuild private data from gradients, and say how well it worked."""
-    asked = {
-        "type": type_, "method": method, "defense": defense, "threat": threat,
-        "dataset": dataset, "model": model, "victims": victims, "draws": draws,
-        "batch_size": batch_size, "local_steps": local_steps, "round": round_,
-        "run": run, "iterations": iterations, "restarts": restarts,
-        "success_rmse": success_rmse, "seed": seed, "slots": slots,
-    }  # fmt: skip
     with console.errors_in_words():
         require(
             max_asr is None or 0 <= max_asr <= 1,
             f"--max-asr must be in [0, 1], got {max_asr}",
         )
+        if run is not None:
+            options.refuse(context, _OF_SIMULATION, "with --run, which has its own")
+        asked: dict[str, Any] = {
+            "type": type_, "method": method, "defense": defense, "threat": threat,
+            "dataset": dataset, "model": model, "batch_size": batch_size,
+            "local_steps": local_steps, "round": round_, "run": run,
+            "iterations": iterations, "restarts": restarts,
+            "success_rmse": success_rmse, "seed": seed, "slots": slots,
+        }  # fmt: skip
+        if victims == "auto":
+            options.refuse(context, ["draws"], "with --victims auto: one each")
+            require(max_asr is not None, "--victims auto needs --max-asr, its question")
+            asked["max_asr"] = max_asr
+        else:
+            asked |= {"victims": _count(victims), "draws": draws}
         report = attack_and_save(asked, out_folder, as_json)
         finish(report, max_asr)
+
+
+# What a recorded training decides itself.
+_OF_SIMULATION = ("defense", "dataset", "model", "draws", "batch_size", "local_steps")
+
+
+def _count(victims: str) -> int:
+    try:
+        return int(victims)
+    except ValueError:
+        raise InputError(
+            f"--victims must be a whole number or auto, got {victims!r}"
+        ) from None
 
 
 def attack_and_save(
@@ -71,9 +96,11 @@ def attack_and_save(
     """Runs the attack with a bar, writes and shows the result; returns it."""
     console.ready_folder(folder)
     with console.progress_bar("compiling", asked.get("victims")) as tell:
-        from gradaudit.audit.attack import attack as run_attack
+        from gradaudit.audit.attack import attack as attack_once
+        from gradaudit.audit.gate import attack_until_clear
 
-        result = run_attack(
+        run = attack_until_clear if "max_asr" in asked else attack_once
+        result = run(
             **asked, progress=lambda done, total: tell("attacking", done, total)
         )
     result.save(folder)
@@ -90,23 +117,59 @@ def attack_and_save(
 
 
 def finish(report: dict[str, Any], max_asr: float | None) -> None:
-    """Ends with the contract's exit code."""
-    err = console.err
+    """Ends with the contract's exit code, and says why."""
     if report["status"] == "interrupted":
         missing = len(report["victims"]["missing"])
-        err.print(f"[yellow]interrupted[/]: {missing} victims were never begun")
+        console.err.print(f"[yellow]interrupted[/]: {missing} victims were never begun")
         raise typer.Exit(console.EXIT_INTERRUPTED)
     if max_asr is None:
         return
-    asr = report["metrics"]["asr"]
-    if asr["low"] > max_asr:
-        err.print(f"[red]gate broken[/]: ASR {asr['value']:.3f} > {max_asr:g}")
-        raise typer.Exit(console.EXIT_GATE_BROKEN)
-    if asr["high"] > max_asr:
-        err.print(
-            f"[yellow]inconclusive[/]: the interval [{asr['low']:.3f}, "
-            f"{asr['high']:.3f}] straddles {max_asr:g}: attack more victims, over "
-            "more draws"
-        )
-        raise typer.Exit(console.EXIT_INCONCLUSIVE)
-    err.print(f"[green]gate held[/]: ASR at most {asr['high']:.3f} <= {max_asr:g}")
+    from gradaudit.audit.gate import Verdict, judge
+    from gradaudit.report.metrics import Rate
+
+    said = {
+        Verdict.HELD: ("[green]gate held[/]", 0),
+        Verdict.BROKEN: ("[red]gate broken[/]", console.EXIT_GATE_BROKEN),
+        Verdict.UNCLEAR: ("[yellow]inconclusive[/]", console.EXIT_INCONCLUSIVE),
+    }
+    if "gate" in report:
+        verdict, words = Verdict(report["gate"]["verdict"]), _sequential(report["gate"])
+    else:
+        asr = report["metrics"]["asr"]
+        rate = Rate(asr["value"], asr["low"], asr["high"])
+        verdict = judge(rate, max_asr)
+        words = _fixed(rate, verdict is Verdict.UNCLEAR, max_asr, len(report["draws"]))
+    title, code = said[verdict]
+    console.err.print(f"{title}: {words}", soft_wrap=True)
+    if code:
+        raise typer.Exit(code)
+
+
+def _fixed(rate: "Rate", unclear: bool, limit: float, draws: int) -> str:
+    """Says what a fixed number of victims tells about the limit."""
+    interval = f"ASR {rate.value:.3f}, at 95 % in \\[{rate.low:.3f}, {rate.high:.3f}]"
+    if not unclear:
+        return f"{interval}; the limit is {limit:g}"
+    from gradaudit.audit.gate import victims_needed
+
+    words = f"{interval} has the limit {limit:g} inside"
+    if rate.value > limit or limit == 0:
+        return f"{words}: attack more victims, over more draws, or --victims auto"
+    alone, dealt = victims_needed(limit), victims_needed(limit, draws)
+    few = f"{draws} draws are too few for it"
+    if dealt is not None:
+        few = f"{dealt} victims over {draws} draws would do"
+    return (
+        f"{words}. Even without any success it needs {alone} victims with a network "
+        f"each (--victims {alone} --draws {alone}); {few}. --victims auto takes as "
+        "many as it needs"
+    )
+
+
+def _sequential(gate: dict[str, Any]) -> str:
+    """Says what the sequential test found, and after how many victims."""
+    return (
+        f"{gate['successes']} of {gate['victims']} victims were rebuilt, the limit is "
+        f"{gate['limit']:g} (sequential test, wrong in at most "
+        f"{gate['error_rate']:.0%} of runs)"
+    )

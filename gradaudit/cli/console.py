@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -60,7 +60,7 @@ class _Stdout(io.TextIOBase):
 
 _stdout = _Stdout()
 # Tables and progress are for people; stdout stays clean for `--json`.
-out = Console(file=_stdout, highlight=False)
+out = Console(file=cast(TextIO, _stdout), highlight=False)
 err = Console(stderr=True, highlight=False)
 
 Tell = Callable[[str, int, int], None]  # what is running, how much is done, of what
@@ -134,7 +134,7 @@ def errors_in_words() -> Iterator[None]:
             said = f"something called sys.exit({end.code}) before the work was done"
             _end("[bold red]error:[/]", said, EXIT_BAD_INPUT)
         except BrokenPipeError:  # the reader has seen enough: not our error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), _stdout.fileno())
         except MemoryError as error:
             said = f"not enough memory: {error}; ask for less"
             _end("[bold red]error:[/]", said, EXIT_BAD_INPUT)

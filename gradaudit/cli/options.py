@@ -170,7 +170,14 @@ AttackModel = Annotated[
     ),
 ]
 Victims = Annotated[
-    int, typer.Option(help="How many are attacked.", rich_help_panel=_WHO)
+    str,
+    typer.Option(
+        metavar="INTEGER|auto",
+        help="How many are attacked; auto: until it is clear whether --max-asr holds, "
+        "by a sequential test (mixture likelihood ratio) that is wrong in at most 5 % "
+        "of runs, with a network for each victim.",
+        rich_help_panel=_WHO,
+    ),
 ]
 Draws = Annotated[
     int | None,

@@ -47,8 +47,11 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
     """Calls the library function of the command."""
     import gradaudit
 
-    if command == "attack":
-        attacked: Result = gradaudit.attack(
+    if command in ("attack", "attack-gate"):
+        from gradaudit.audit.gate import attack_until_clear
+
+        again = gradaudit.attack if command == "attack" else attack_until_clear
+        attacked: Result = again(
             **arguments, progress=lambda done, total: tell("attacking", done, total)
         )
         return attacked
@@ -63,6 +66,8 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
     if command not in commands:
         from gradaudit.errors import unknown_name
 
-        raise unknown_name("command of a spec", command, ["attack", *commands])
+        raise unknown_name(
+            "command of a spec", command, ["attack", "attack-gate", *commands]
+        )
     repeated: Result = commands[command](**arguments)
     return repeated
