@@ -12,7 +12,8 @@ from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam, LineSearchLBFGS
 from gradaudit.attacks.presets import PRESETS, Preset, analytic, cpl, dlg, gradinv, idlg
-from gradaudit.attacks.search import Problem, Reading, Snapshot, Together
+from gradaudit.attacks.problem import Problem, Reading, Together
+from gradaudit.attacks.search import Snapshot
 
 __all__ = [
     "LBFGS",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
-from gradaudit.attacks.search import Reading
+from gradaudit.attacks.problem import Reading
 from gradaudit.errors import InputError, require
 from gradaudit.models.model import Model
 from gradaudit.types import Key, LocalTraining, Observation, PyTree, Status

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import ClassVar, Self, final
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import tree
-from gradaudit.attacks.search import Problem, Watcher, search_all
+from gradaudit.attacks.problem import Problem
+from gradaudit.attacks.search import Ended, Watcher, search_all
 from gradaudit.errors import InputError, require
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Knowledge, Observation, PyTree, Reconstruction
@@ -67,8 +68,9 @@ class Attack:
         if type(self).problem is Attack.problem:
             raise TypeError(f"{type(self).__name__} defines no problem or reconstruct")
         check_observation(model, observation)
-        return self.reconstruct_many(key, model, Victims.single(observation)).take(0)
+        return run(self, key, model, Victims.single(observation)).take(0)
 
+    @final
     def reconstruct_many(
         self,
         key: Key,
@@ -77,42 +79,72 @@ class Attack:
         slots: int | None = None,
         watcher: Watcher | None = None,
     ) -> Reconstruction:
-        """Returns what the attacker hands in for each victim, stacked."""
-        first = victims.observe(np.zeros(1, np.int64))
-        problem = self.problem(model, first)
-        if problem is None:
-            return self._one_by_one(key, model, victims)
+        """Returns what the attacker hands in for each victim, stacked: see `run`."""
+        return run(self, key, model, victims, slots, watcher)
 
-        def own(ids: NDArray[np.int64]) -> PyTree:
-            observed = victims.observe(ids)
-            return observed.gradient, observed.labels
 
-        return search_all(
-            key,
-            problem,
-            self.shared(first),
-            own,
-            victims.count,
-            self.restarts,
-            slots,
-            watcher,
+def run(
+    attack: Attack,
+    key: Key,
+    model: Model,
+    victims: Victims,
+    slots: int | None = None,
+    watcher: Watcher | None = None,
+    only: NDArray[np.int64] | None = None,
+    ended: Ended | None = None,
+) -> Reconstruction:
+    """Runs an attack on many victims; returns what is handed in, stacked.
+
+    The victims stay here: the attack's own code gets keys, the model and observations
+    (plain arrays), nothing that leads back to where they come from. See `search_all`
+    for `only` and `ended`.
+    """
+    first = victims.observe(np.zeros(1, np.int64))
+    problem = attack.problem(model, first)
+    if problem is None:
+        return _one_by_one(attack, key, model, victims, only, ended)
+
+    def own(ids: NDArray[np.int64]) -> PyTree:
+        observed = victims.observe(ids)
+        return observed.gradient, observed.labels
+
+    return search_all(
+        key,
+        problem,
+        attack.shared(first),
+        own,
+        victims.count,
+        attack.restarts,
+        slots,
+        watcher,
+        only,
+        ended,
+    )
+
+
+def _one_by_one(
+    attack: Attack,
+    key: Key,
+    model: Model,
+    victims: Victims,
+    only: NDArray[np.int64] | None,
+    ended: Ended | None,
+) -> Reconstruction:
+    rebuilt = []
+    for victim in (np.arange(victims.count) if only is None else only).tolist():
+        stacked = victims.observe(np.asarray([victim]))
+        sent, labels = jax.tree.map(
+            lambda leaf: leaf[0], (stacked.sent, stacked.labels)
         )
-
-    def _one_by_one(self, key: Key, model: Model, victims: Victims) -> Reconstruction:
-        rebuilt = []
-        for victim in range(victims.count):
-            stacked = victims.observe(np.asarray([victim]))
-            sent, labels = jax.tree.map(
-                lambda leaf: leaf[0], (stacked.sent, stacked.labels)
-            )
-            one = dataclasses.replace(stacked, sent=sent, labels=labels)
-            rebuilt.append(
-                self.reconstruct(jax.random.fold_in(key, victim), model, one)
-            )
-        stacked_up: Reconstruction = jax.tree.map(
-            lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *rebuilt
-        )
-        return stacked_up
+        one = dataclasses.replace(stacked, sent=sent, labels=labels)
+        found = attack.reconstruct(jax.random.fold_in(key, victim), model, one)
+        rebuilt.append(jax.tree.map(lambda leaf: np.asarray(leaf)[None], found))
+        if ended is not None:
+            ended(np.asarray([victim]), rebuilt[-1])
+    joined: Reconstruction = jax.tree.map(
+        lambda *leaves: np.concatenate(leaves), *rebuilt
+    )
+    return joined
 
 
 @jax.tree_util.register_dataclass

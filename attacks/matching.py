@@ -24,7 +24,7 @@ from gradaudit.attacks.objective import (
 )
 from gradaudit.attacks.optimizers import Optimizer
 from gradaudit.attacks.priors import Prior
-from gradaudit.attacks.search import Reading
+from gradaudit.attacks.problem import Reading
 from gradaudit.attacks.starts import Initialization, Patterned
 from gradaudit.errors import require
 from gradaudit.evidence import Told

@@ -2,118 +2,26 @@
 
 Every slot searches for one victim, a few iterations a call of one compiled program.
 Between two calls the finished leave, the next ones take their slots, progress is told,
-and Ctrl-C ends the run with what there is. A slot's arithmetic depends on nothing but
-its own victim, so that neither the order nor the number of devices changes a result;
-memory depends on the number of slots only; only scalars leave the devices in a call.
+and Ctrl-C ends the run with what there is. Memory depends on the number of slots only;
+only scalars leave the devices in a call. A
+trial's numbers depend on the trial alone: see `lanes`.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import machine
+from gradaudit.attacks import lanes
+from gradaudit.attacks.problem import Problem
 from gradaudit.types import Key, PyTree, Reconstruction, Status
 
 _CUT_SHORT = (Status.INTERRUPTED, Status.MISSING)
 _EVALUATIONS_PER_CALL = 40  # progress about once a second, little waste at the end
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """What anybody may see of one trial: what it would hand in, and how it is."""
-
-    inputs: jax.Array  # (examples, *input_shape) attacker-selected
-    current: jax.Array  # (examples, *input_shape) where the search stands
-    labels: jax.Array  # (examples,)
-    objective: jax.Array  # () of `inputs`; infinite while nothing finite was seen
-    iterations: jax.Array  # ()
-    evaluations: jax.Array  # ()
-    status: jax.Array  # () a Status; the loop goes on while it is RUNNING
-
-
-class Problem(Protocol):
-    """Something iterative: pure functions of one trial; frozen, hashable, static.
-
-    `shared` is the same for all trials of a run, `own` is the victim's. A trial is a
-    pair (kept, scratch): `kept` is frozen when the trial has ended, `scratch` (a large
-    memory, say) is of no use to it any more and may hold anything.
-    """
-
-    @property
-    def evaluations_per_step(self) -> int:
-        """About how many evaluations of the objective a step costs."""
-
-    def start(self, key: Key, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
-        """Returns a trial before its first step."""
-
-    def step(
-        self, shared: PyTree, own: PyTree, kept: PyTree, scratch: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        """Returns the trial after one attack iteration."""
-
-    def read(self, kept: PyTree) -> Reading:
-        """Returns what may be seen of the trial."""
-
-
-class Couple(Protocol):
-    """Lets the trials of one victim learn from each other; frozen and hashable."""
-
-    def __call__(self, kept: PyTree) -> PyTree:
-        """Returns the trials' kept states, stacked, after they were coupled."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Together:
-    """A problem whose trial is `trials` trials of another one, coupled at every step.
-
-    Guarantee: with a coupling that changes nothing, each of them is the trial that it
-    would have been alone.
-    """
-
-    problem: Problem
-    trials: int
-    couple: Couple
-
-    @property
-    def evaluations_per_step(self) -> int:
-        """The sum over the trials."""
-        return self.trials * self.problem.evaluations_per_step
-
-    def start(self, key: Key, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
-        """Starts every trial with a key of its own."""
-
-        def one(index: jax.Array) -> tuple[PyTree, PyTree]:
-            return self.problem.start(jax.random.fold_in(key, index), shared, own)
-
-        return jax.vmap(one)(jnp.arange(self.trials))
-
-    def step(
-        self, shared: PyTree, own: PyTree, kept: PyTree, scratch: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        """Moves the trials that still run, then couples them all."""
-        step = functools.partial(_masked_step, self.problem, shared, own)
-        moved, scratch = jax.vmap(step)(kept, scratch)
-        return self.couple(moved), scratch
-
-    def read(self, kept: PyTree) -> Reading:
-        """Returns the best trial by its own objective; costs are added."""
-        each = jax.vmap(self.problem.read)(kept)
-        best = jnp.argmin(jnp.nan_to_num(each.objective, nan=jnp.inf))
-        chosen: Reading = jax.tree.map(lambda leaf: leaf[best], each)
-        going = jnp.any(each.status == Status.RUNNING)
-        return dataclasses.replace(
-            chosen,
-            iterations=jnp.max(each.iterations),
-            evaluations=jnp.sum(each.evaluations),
-            status=jnp.where(going, int(Status.RUNNING), chosen.status),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +48,8 @@ class Stopped(KeyboardInterrupt):
 # Somebody who looks at a run from outside; attacks never hear back.
 Watcher = Callable[[Snapshot], None]
 Fetch = Callable[[NDArray[np.int64]], PyTree]  # victims' ids -> what is theirs, stacked
+# Is told who has just ended, and what was handed in for them, stacked.
+Ended = Callable[[NDArray[np.int64], Reconstruction], None]
 
 
 def search_all(
@@ -151,19 +61,26 @@ def search_all(
     restarts: int = 1,
     slots: int | None = None,
     watcher: Watcher | None = None,
+    only: NDArray[np.int64] | None = None,
+    ended: Ended | None = None,
 ) -> Reconstruction:
     """Runs the problem for every victim; returns what is handed in, stacked.
 
     Each victim gets `restarts` independent trials, and the one with the lowest own
     objective is handed in. After Ctrl-C the unfinished are INTERRUPTED and those that
     were never begun MISSING; if there are none, `Stopped` hands it on with the result.
-    `slots` is how many trials a device holds at a time.
+    `slots` is how many trials a device holds at a time. `only` says which of the
+    victims are attacked, with the numbers that they would have among all; `ended`
+    hears of each when its last trial is done and was watched.
     """
-    conveyor = _Conveyor(key, problem, shared, fetch, count, restarts, slots)
+    victims = np.arange(count) if only is None else only
+    conveyor = _Conveyor(key, problem, shared, fetch, victims, restarts, slots)
     try:
         for snapshot in conveyor.run():
             if watcher is not None:
                 watcher(snapshot)
+            if ended is not None:
+                conveyor.tell(ended)
     except KeyboardInterrupt:
         conveyor.collect(everything=True)
         if not is_cut_short(result := conveyor.selected()):
@@ -176,99 +93,6 @@ def is_cut_short(result: Reconstruction) -> bool:
     return bool(np.isin(np.asarray(result.status), _CUT_SHORT).any())
 
 
-def default_slots(unknowns: int) -> int:
-    """Returns how many trials of so many unknowns one device runs at a time.
-
-    On CPU a slot's work should stay in the core's cache; accelerators want width.
-    """
-    if jax.default_backend() != "cpu":
-        return 256
-    return int(np.clip(24 * 1024 // unknowns, 4, 32))
-
-
-def _masked_step(
-    problem: Problem, shared: PyTree, own: PyTree, kept: PyTree, scratch: PyTree
-) -> tuple[PyTree, PyTree]:
-    running = problem.read(kept).status == Status.RUNNING
-    moved, scratch = problem.step(shared, own, kept, scratch)
-    frozen = jax.tree.map(lambda new, old: jnp.where(running, new, old), moved, kept)
-    return frozen, scratch
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _begun(problem: Problem, key: Key, shared: PyTree, own: PyTree) -> Reading:
-    return problem.read(problem.start(key, shared, own)[0])
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _begin(problem: Problem, shared: PyTree, keys: jax.Array, own: PyTree) -> PyTree:
-    def shard(shared: PyTree, keys: jax.Array, own: PyTree) -> PyTree:
-        return jax.vmap(lambda key, mine: problem.start(key, shared, mine))(keys, own)
-
-    return machine.over_units(shard, shared=1)(shared, keys, own)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _admit(occupied: PyTree, fresh: PyTree, arrived: jax.Array) -> PyTree:
-    """Replaces the slots of the arrived."""
-
-    def choose(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jnp.where(arrived.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, occupied, fresh)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _advance(
-    problem: Problem, iterations: int, shared: PyTree, trial: PyTree, own: PyTree
-) -> tuple[PyTree, dict[str, jax.Array]]:
-    """Runs that many iterations in every slot; returns what each one left."""
-
-    def one(
-        shared: PyTree, trial: tuple[PyTree, PyTree], mine: PyTree
-    ) -> tuple[PyTree, dict[str, jax.Array]]:
-        was_running = problem.read(trial[0]).status == Status.RUNNING
-        trial = _masked_step(problem, shared, mine, *trial)
-        seen = problem.read(trial[0])
-        record = {
-            "running": was_running,
-            "iteration": seen.iterations,
-            "objective": seen.objective,
-            "best": seen.inputs,
-            "current": seen.current,
-        }
-        return trial, record
-
-    def shard(shared: PyTree, trial: PyTree, own: PyTree) -> Any:
-        def step(trial: PyTree, _: None) -> tuple[PyTree, dict[str, jax.Array]]:
-            return jax.vmap(functools.partial(one, shared))(trial, own)
-
-        return jax.lax.scan(step, trial, None, length=iterations)
-
-    result: tuple[PyTree, dict[str, jax.Array]] = machine.over_units(
-        shard, shared=1, traced=True
-    )(shared, trial, own)
-    return result
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _read(problem: Problem, kept: PyTree) -> Reading:
-    return jax.vmap(problem.read)(kept)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _status(problem: Problem, kept: PyTree) -> jax.Array:
-    return jax.vmap(lambda one: problem.read(one).status)(kept)
-
-
-@jax.jit
-def _trial_keys(key: Key, victims: jax.Array, restarts: jax.Array) -> jax.Array:
-    def one(victim: jax.Array, restart: jax.Array) -> Key:
-        return jax.random.fold_in(jax.random.fold_in(key, victim), restart)
-
-    return jax.vmap(one)(victims, restarts)
-
-
 class _Conveyor:
     """The host's side of the loop: who sits in which slot, and what came out."""
 
@@ -278,21 +102,24 @@ class _Conveyor:
         problem: Problem,
         shared: PyTree,
         fetch: Fetch,
-        count: int,
+        victims: NDArray[np.int64],
         restarts: int,
         slots: int | None,
     ) -> None:
         self._key, self._problem, self._fetch = key, problem, fetch
         self._shared = machine.place(shared, shared=True)
-        self._restarts = restarts
-        self._total = count * restarts
+        self._victims, self._restarts = victims, restarts
+        self._total = len(victims) * restarts
+        self._told = np.zeros(len(victims), bool)
         self._shape = self._abstract(key, problem, shared)
-        wanted = slots or default_slots(self._shape.inputs.size)
+        wanted = slots or lanes.default_slots(self._shape.inputs.size)
         devices = machine.device_count()
         each = -(-self._total // devices)
+        self._lanes = lanes.default_lanes(wanted)
         # As few slots as give the same number of waves: the last is not half empty.
         per_device = wanted if slots else -(-each // -(-each // wanted))
-        self._trials = np.full(min(per_device, each) * devices, -1, np.int64)
+        per_device = -(-min(per_device, each) // self._lanes) * self._lanes
+        self._trials = np.full(per_device * devices, -1, np.int64)
         self._next = self._finished = 0
         self._trial: tuple[PyTree, PyTree] | None = None
         self._own: PyTree = None
@@ -301,20 +128,25 @@ class _Conveyor:
 
     def _abstract(self, key: Key, problem: Problem, shared: PyTree) -> Any:
         own = jax.tree.map(lambda leaf: leaf[0], self._fetch(np.zeros(1, np.int64)))
-        shapes: Any = _begun.eval_shape
+        shapes: Any = lanes.begun.eval_shape
         return shapes(problem, key, shared, own)
 
     def run(self) -> Iterator[Snapshot]:
         """Advances until nobody is left, yielding what happened."""
         self._fill()
         while (self._trials >= 0).any():
-            self._trial, record = _advance(
-                self._problem, self._iterations, self._shared, self._trial, self._own
+            self._trial, record = lanes.advance(
+                self._problem,
+                self._lanes,
+                self._iterations,
+                self._shared,
+                self._trial,
+                self._own,
             )
             trials = self._trials.copy()
             self.collect()
             yield Snapshot(
-                trials=trials,
+                trials=self._numbered(trials),
                 iteration=np.asarray(record["iteration"]),
                 running=np.asarray(record["running"]) & (trials >= 0),
                 objective=np.asarray(record["objective"]),
@@ -325,6 +157,20 @@ class _Conveyor:
             )
             self._fill()
 
+    def _numbered(self, trials: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns trials with the numbers that they have among all victims."""
+        victims, restarts = np.divmod(np.maximum(trials, 0), self._restarts)
+        numbers = self._victims[victims] * self._restarts + restarts
+        return np.where(trials >= 0, numbers, -1)
+
+    def tell(self, ended: Ended) -> None:
+        """Tells of the victims whose last trial is done since it was told."""
+        status = self._out.status.reshape(-1, self._restarts)
+        fresh = (status != Status.MISSING).all(axis=1) & ~self._told
+        if fresh.any():
+            self._told |= fresh
+            ended(self._victims[fresh], self.selected(np.flatnonzero(fresh)))
+
     def collect(self, everything: bool = False) -> None:
         """Takes the results of finished slots (or all of them) and empties them."""
         # Ctrl-C may come when a call has taken the state and not returned it.
@@ -332,11 +178,11 @@ class _Conveyor:
             leaf.is_deleted() for leaf in jax.tree.leaves(self._trial[0])
         ):
             return
-        status = np.asarray(_status(self._problem, self._trial[0]))
+        status = np.asarray(lanes.status_of(self._problem, self._trial[0]))
         done = (self._trials >= 0) & (everything | (status != Status.RUNNING))
         if not done.any():
             return
-        seen = jax.tree.map(np.asarray, _read(self._problem, self._trial[0]))
+        seen = jax.tree.map(np.asarray, lanes.read(self._problem, self._trial[0]))
         # A start that was never evaluated is no answer: its victim was not begun.
         done &= (status != Status.RUNNING) | (seen.iterations > 0)
         where = self._trials[done]
@@ -347,15 +193,16 @@ class _Conveyor:
         self._trials[done] = -1
         self._finished += int(done.sum())
 
-    def selected(self) -> Reconstruction:
+    def selected(self, rows: NDArray[np.int64] | None = None) -> Reconstruction:
         """Returns the best restart of each victim by the attacker's own objective."""
-        by_victim = self._out.objective.reshape(-1, self._restarts)
+        which = np.arange(len(self._victims)) if rows is None else rows
+        by_victim = self._out.objective.reshape(-1, self._restarts)[which]
         choice = np.argmin(np.nan_to_num(by_victim, nan=np.inf), axis=1)
-        chosen = np.arange(len(choice)) * self._restarts + choice
+        chosen = which * self._restarts + choice
         # What it cost is the sum over restarts; the rest belongs to the chosen one.
-        spent = self._out.evaluations.reshape(-1, self._restarts).sum(axis=1)
+        spent = self._out.evaluations.reshape(-1, self._restarts)[which].sum(axis=1)
         picked = self._out.take(chosen)
-        ended = self._out.status.reshape(-1, self._restarts)
+        ended = self._out.status.reshape(-1, self._restarts)[which]
         begun = (ended != Status.MISSING).any(axis=1)
         cut = begun & np.isin(ended, _CUT_SHORT).any(axis=1)
         status = np.where(cut, np.int32(Status.INTERRUPTED), picked.status)
@@ -369,19 +216,20 @@ class _Conveyor:
         self._next += len(arriving)
         seats = free[: len(arriving)]
         self._trials[seats] = arriving
-        victims, restarts = np.divmod(arriving, self._restarts)
-        keys = _trial_keys(
+        rows, restarts = np.divmod(arriving, self._restarts)
+        victims = self._victims[rows]
+        keys = lanes.trial_keys(
             self._key, self._seated(victims, seats), self._seated(restarts, seats)
         )
         arrived = np.zeros(len(self._trials), bool)
         arrived[seats] = True
         own = jax.tree.map(lambda leaf: self._seated(leaf, seats), self._fetch(victims))
         keys, own, arrived = machine.place((keys, own, arrived))
-        fresh = _begin(self._problem, self._shared, keys, own)
+        fresh = lanes.begin(self._problem, self._lanes, self._shared, keys, own)
         if self._trial is None:
             self._trial, self._own = fresh, own
         else:
-            self._trial, self._own = _admit(
+            self._trial, self._own = lanes.admit(
                 (self._trial, self._own), (fresh, own), arrived
             )
 

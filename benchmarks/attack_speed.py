@@ -25,7 +25,7 @@ import numpy as np
 import torch_reference
 
 from gradaudit import machine
-from gradaudit.attacks import search
+from gradaudit.attacks import lanes
 from gradaudit.attacks.base import Best, Victims
 from gradaudit.attacks.lbfgs import LBFGS, Clock
 from gradaudit.attacks.matching import Matching, Stop
@@ -123,7 +123,7 @@ def measure_ours(problem: Problem, slots: int | None, repeats: int) -> dict[str,
         "cpu_seconds": min(run[1] for run in runs[1:]),
         "compile_seconds": runs[0][0] - seconds,
         "median_rmse": float(np.median(rmse)),
-        "slots": slots or search.default_slots(problem.layout.size),
+        "slots": slots or lanes.default_slots(problem.layout.size),
         "devices": len(jax.local_devices()),
     }
 
@@ -176,7 +176,7 @@ def profile(problem: Problem, slots: int | None, repeats: int = 10) -> dict[str,
     The parts run alone inside a scan of one attack iteration at the engine's number of
     slots; the rest (snapshots, stop rules, host) is what the whole run takes beyond.
     """
-    count = slots or search.default_slots(problem.layout.size)
+    count = slots or lanes.default_slots(problem.layout.size)
     model = for_shared_weights(problem.model)
     optimizer = LBFGS(updates=UPDATES)
     device = jax.local_devices()[0]

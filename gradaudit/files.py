@@ -1,5 +1,6 @@
 """Files: written whole or not at all, read with errors in words."""
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -8,10 +9,17 @@ import math
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from gradaudit.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".gradaudit.lock"
 
 _BLOCK = 1 << 20
 _LARGEST_JSON = 256 << 20
@@ -21,33 +29,114 @@ def write_whole(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
     """Calls `write(file)` and puts the finished file in place.
 
     Guarantee: whoever reads `path`, at any moment and after any crash, finds the old
-    file or the new one; two writers never share a temporary file.
+    file or the new one; two writers never share a temporary file. A full disk raises
+    in words, and leaves the old file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = pathlib.Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = pathlib.Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def append_lines(path: pathlib.Path, lines: Sequence[str]) -> None:
+    """Adds lines; when it returns, they are on the disk.
+
+    A crash may leave a part of a line, without its end: see `read_lines`.
+    """
+    text = "".join(f"{line}\n" for line in lines)
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def append_line(path: pathlib.Path, line: str) -> None:
-    """Adds one line; when it returns, the line is on the disk.
+    """Adds one line; when it returns, the line is on the disk."""
+    append_lines(path, [line])
 
-    A crash may leave a part of the line, without its end.
+
+def whole_lines(path: pathlib.Path) -> Iterator[bytes]:
+    """Yields the whole lines of a file, one in memory at a time; cuts a torn end."""
+    whole = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            whole += len(line)
+            yield line
+    if path.stat().st_size > whole:
+        os.truncate(path, whole)
+
+
+@contextlib.contextmanager
+def _writing(path: pathlib.Path) -> Iterator[None]:
+    """Says which file it was that the system refused to write."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{path} can't be written: {error.strerror or error}; make room, or choose "
+            "another place"
+        ) from error
+
+
+_locks: dict[pathlib.Path, int] = {}  # folders that this process holds, how often
+
+
+@contextlib.contextmanager
+def one_run_in(folder: pathlib.Path) -> Iterator[None]:
+    """Holds a folder for one run; raises in words while another process does.
+
+    The system lets go of the lock when its process ends, however it ends: no lock is
+    ever left behind. Where the system has no such locks, nothing is held.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(line.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    path = pathlib.Path(os.path.abspath(folder)) / LOCK
+    held = None if path in _locks or fcntl is None else _lock(path)
+    _locks[path] = _locks.get(path, 0) + 1
+    try:
+        yield
+    finally:
+        _locks[path] -= 1
+        if not _locks[path]:
+            del _locks[path]
+        if held is not None:
+            path.unlink(missing_ok=True)
+            os.close(held)
+
+
+def _lock(path: pathlib.Path) -> int:
+    while True:
+        with _writing(path):
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = os.read(handle, 32).decode(errors="replace").strip()
+            os.close(handle)
+            raise InputError(
+                f"another run (process {who or 'unknown'}) is writing to "
+                f"{path.parent}: wait for its end, or choose another --out"
+            ) from None
+        except OSError:  # a file system without locks
+            return handle
+        # Whoever held it before may have removed the file that is locked now.
+        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            os.truncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+            return handle
+        os.close(handle)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

@@ -1,54 +1,38 @@
 """`ga.attack`: draw victims, let them leak, attack, score."""
 
+import contextlib
 import dataclasses
+import hashlib
 import pathlib
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from gradaudit import machine
+from gradaudit import files, machine
 from gradaudit.attacks import presets as attack_presets
-from gradaudit.attacks.base import Attack, check_observation
+from gradaudit.attacks.base import Attack
 from gradaudit.attacks.matching import Matching
-from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
-from gradaudit.audit.outcome import AttackResult, Picture
-from gradaudit.audit.scenario import Group, Simulated
-from gradaudit.audit.scores import Evaluator, Score, Trace
-from gradaudit.audit.threat import Threat, remarks
+from gradaudit.audit.attacking import Attacking, Run, Tell
+from gradaudit.audit.kept import Kept, identity_of
+from gradaudit.audit.outcome import AttackResult
+from gradaudit.audit.scenario import Simulated
+from gradaudit.audit.threat import Threat
 from gradaudit.audit.training_plan import recorded_round
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.base import Defense
 from gradaudit.errors import InputError, require
-from gradaudit.federation.setting import PAPER_SETTINGS, Setting
+from gradaudit.federation.setting import Setting
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
-from gradaudit.privacy.statement import epsilon, privacy_as_plain
-from gradaudit.report import metrics
 from gradaudit.spec import Spec
-from gradaudit.types import Key, Knowledge, Leakage, Observation
+from gradaudit.types import Key, Knowledge, Leakage
 
 DEFAULT_DATASET = "lfw-patches"
 _DRAWS = 4  # networks that an untrained run draws, unless it is told otherwise
-_PICTURED = 8
 _LEARNING_RATE = 0.05
-
-Tell = Callable[[int, int], None]  # trials finished, trials in all
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """Everything that decides an attack's numbers, built and checked."""
-
-    scenario: Simulated
-    model: Model
-    attack: Attack
-    defense: Defense
-    threat: Threat
-    about: dict[str, Any]
 
 
 def attack(
@@ -70,6 +54,8 @@ def attack(
     seed: int = 0,
     slots: int | None = None,
     progress: Tell | None = None,
+    keep: str | pathlib.Path | None = None,
+    overwrite: bool = False,
 ) -> AttackResult:
     """Attacks victims drawn from a dataset and reports what was rebuilt.
 
@@ -97,8 +83,13 @@ def attack(
       seed: everything random follows from it.
       slots: victims that one device attacks at a time (speed only).
       progress: is told (finished, total) about once a second.
+      keep: a folder in which victims are kept as they finish. The same attack goes on
+        from them there, to the numbers of one that was never disturbed; if all are
+        finished, nothing is run. A folder of another attack is refused.
+      overwrite: begin anew, whatever is in `keep`.
     """
-    asked = {k: v for k, v in locals().items() if k not in ("slots", "progress")}
+    own = ("slots", "progress", "keep", "overwrite")
+    asked = {k: v for k, v in locals().items() if k not in own}
     machine.configure()
     began = time.perf_counter()
     _check_numbers(victims, success_rmse, round, seed, slots)
@@ -125,8 +116,30 @@ def attack(
         success_rmse=success_rmse,
         seed=seed,
     )
-    spec = Spec.of("attack", **asked)
-    return _Attacking(built, spec, began, progress).run(attack_key, slots)
+    spec, kept = Spec.of("attack", **asked), Kept(keep)
+    with contextlib.ExitStack() as held:
+        if keep is not None:
+            held.enter_context(files.one_run_in(pathlib.Path(keep)))
+            kept.open(identity_of(spec, _content(built, slots)), overwrite)
+        attacking = Attacking(built, spec, began, kept, progress)
+        return attacking.run(attack_key, slots)
+
+
+def _content(run: Run, slots: int | None) -> dict[str, Any]:
+    """Returns what decides the numbers beside the spec: data, weights, versions."""
+    scenario, about = run.scenario, machine.describe()
+    arrays = [*jax.tree.leaves(scenario.params), *scenario.draws]
+    weights = hashlib.sha256()
+    for array in arrays:
+        weights.update(np.asarray(array).tobytes())
+    content: dict[str, Any] = {
+        "dataset": scenario.dataset.digest,
+        "weights": weights.hexdigest(),
+        "versions": [about["gradaudit"], about["packages"]],
+        "backend": about["backend"],
+    }
+    # Elsewhere the slots are the width of the program, and decide its rounding.
+    return content if about["backend"] == "cpu" else content | {"slots": slots}
 
 
 def _simulated(
@@ -141,7 +154,7 @@ def _simulated(
     draws: int | None,
     attack: Attack,
     threat: Threat,
-) -> _Run:
+) -> Run:
     """Builds victims that are drawn from a data set."""
     require(local_steps >= 1, f"local_steps must be at least 1, got {local_steps}")
     require(
@@ -179,12 +192,12 @@ def _simulated(
         "batch_size": batch,
         "local_steps": local_steps,
     }
-    return _Run(scenario, net, attack, guard, threat, about)
+    return Run(scenario, net, attack, guard, threat, about)
 
 
 def _recorded(
     folder: pathlib.Path, number: int, victims: int, attack: Attack, threat: Threat
-) -> _Run:
+) -> Run:
     """Builds victims that took part in a round of a recorded training."""
     run = recorded_round(folder, number)
     plan, recipe = run.plan, run.training.recipe
@@ -202,164 +215,7 @@ def _recorded(
         "local_steps": recipe.local_steps,
         "run": str(folder),
     }
-    return _Run(scenario, recipe.model, attack, plan.guard, threat, about)
-
-
-class _Attacking:
-    """Runs the attack draw by draw, and puts what came out into a result."""
-
-    def __init__(
-        self, run: _Run, spec: Spec, began: float, progress: Tell | None
-    ) -> None:
-        self._run, self._spec, self._progress = run, spec, progress
-        self._clock = _Clock(began)
-        self._finished = 0  # trials of the draws that are done
-        self._rows: list[tuple[Score, Trace, Any, Any]] = []
-        self._missing: list[int] = []
-
-    def run(self, key: Key, slots: int | None) -> AttackResult:
-        """Attacks all groups of victims; Ctrl-C keeps what there is."""
-        scenario, notes = self._run.scenario, self._checked()
-        interrupted = False
-        for draw, group in enumerate(scenario.groups()):
-            if interrupted:
-                self._missing.extend(group.ids.tolist())
-                continue
-            try:
-                interrupted = self._attack(key, draw, group, slots)
-            except KeyboardInterrupt:
-                interrupted = True
-                self._missing.extend(group.ids.tolist())
-        if not self._rows:
-            raise KeyboardInterrupt("interrupted before the first victim was attacked")
-        return self._result(notes, interrupted)
-
-    def _checked(self) -> list[str]:
-        """Raises for what can't work; returns what to keep in mind."""
-        run = self._run
-        notes = remarks(run.attack, run.defense, run.threat)
-        first = next(iter(run.scenario.groups())).victims.observe(np.zeros(1, np.int64))
-        check_observation(run.model, _unstacked(first))
-        return notes
-
-    def _attack(self, key: Key, draw: int, group: Group, slots: int | None) -> bool:
-        """Attacks the victims of one draw; returns whether it was interrupted."""
-        run = self._run
-        truth = run.scenario.truth(group.ids)
-        evaluator = Evaluator(
-            group.ids,
-            draw,
-            truth,
-            run.attack.restarts,
-            run.about["success_rmse"],
-            -(-_PICTURED // len(run.scenario.draws)),
-        )
-
-        def watch(snapshot: Snapshot) -> None:
-            self._clock.tick()
-            evaluator.watch(snapshot)
-            if self._progress is not None:
-                total = run.scenario.count * run.attack.restarts
-                self._progress(self._finished + snapshot.finished, total)
-
-        draw_key = key if draw == 0 else jax.random.fold_in(key, draw)
-        interrupted = False
-        try:
-            rebuilt = run.attack.reconstruct_many(
-                draw_key, run.model, group.victims, slots, watch
-            )
-        except Stopped as stop:
-            rebuilt, interrupted = stop.args[0], True
-        self._clock.tick()
-        self._finished += len(group.ids) * run.attack.restarts
-        begun = {int(i): row for row, i in enumerate(group.ids)}
-        for score in evaluator.score(rebuilt):
-            row = begun.pop(score.victim)
-            inputs = np.asarray(rebuilt.inputs)[row]
-            private = np.asarray(truth.inputs)[row]
-            self._rows.append((score, evaluator.trace_of(row), private, inputs))
-        self._missing.extend(begun)
-        return interrupted or is_cut_short(rebuilt)
-
-    def _result(self, notes: list[str], interrupted: bool) -> AttackResult:
-        run, about = self._run, self._run.about
-        scores, traces, private, inputs = zip(*self._rows, strict=True)
-        truth = np.stack(private)
-        pictured = [i for i, trace in enumerate(traces) if trace.frames or i == 0]
-        return AttackResult(
-            spec=self._spec,
-            about=about,
-            threat=run.threat.to_dict(run.attack),
-            environment=machine.describe(),
-            scores=list(scores),
-            traces=list(traces),
-            draws=len(run.scenario.draws),
-            missing=sorted(self._missing),
-            guess=_guess(run, truth, list(scores)),
-            timing=self._clock.timing(len(scores)),
-            accounting=_accounting(run),
-            limitations=[*notes, *_limitations(run, interrupted)],
-            inputs=np.stack(inputs),
-            truth=truth,
-            pictures=[
-                Picture(
-                    scores[i].victim, truth[i], traces[i].frames, inputs[i],
-                    metrics.match(truth[i], np.nan_to_num(inputs[i])),
-                )
-                for i in pictured[:_PICTURED]
-            ],
-            interrupted=interrupted,
-        )  # fmt: skip
-
-
-def _unstacked(stacked: Observation) -> Observation:
-    sent, labels = jax.tree.map(lambda leaf: leaf[0], (stacked.sent, stacked.labels))
-    return dataclasses.replace(stacked, sent=sent, labels=labels)
-
-
-def _guess(run: _Run, truth: Any, scores: list[Score]) -> metrics.Rate:
-    """Returns the best rate of guesses that never saw a gradient."""
-    labels = np.asarray([score.labels for score in scores])
-    data = run.scenario.dataset
-    errors = metrics.guessing_rmse(truth, labels, data.inputs, data.labels)
-    threshold = run.about["success_rmse"]
-    best = max(int(np.sum(each <= threshold)) for each in errors.values())
-    return metrics.rate(best, len(scores))
-
-
-def _accounting(run: _Run) -> dict[str, Any] | None:
-    """Returns the defense's epsilon in the data set's published federation, if any."""
-    setting = PAPER_SETTINGS.get(run.scenario.dataset.name)
-    if not run.defense.mechanisms or setting is None:
-        return None
-    tensors = len(jax.tree.leaves(run.scenario.params))
-    sizes = tuple(np.bincount(run.scenario.dataset.labels).tolist())
-    return privacy_as_plain(
-        epsilon(run.defense, setting, tensors=tensors, class_sizes=sizes)
-    )
-
-
-class _Clock:
-    """Tells compilation (up to the first answer) from running."""
-
-    def __init__(self, began: float) -> None:
-        self._began, self._first, self._last = began, 0.0, 0.0
-
-    def tick(self) -> None:
-        now = time.perf_counter()
-        self._first = self._first or now
-        self._last = now
-
-    def timing(self, victims: int) -> dict[str, float]:
-        total = time.perf_counter() - self._began
-        compiling = max(self._first - self._began, 0.0)
-        running = max(total - compiling, 1e-9)
-        return {
-            "compile_s": compiling,
-            "run_s": running,
-            "total_s": total,
-            "victims_per_s": victims / running,
-        }
+    return Run(scenario, recipe.model, attack, plan.guard, threat, about)
 
 
 def _leakage(value: int) -> Leakage:
@@ -404,6 +260,11 @@ def _attack(
 ) -> Attack:
     if isinstance(method, str):
         return attack_presets.parse(method, iterations, restarts)
+    require(
+        getattr(type(method), "reconstruct_many", None) is Attack.reconstruct_many,
+        f"{type(method).__name__} must be an Attack that defines problem or "
+        "reconstruct: the loop over the victims is not its own",
+    )
     if iterations is None and restarts is None:
         return method
     if not isinstance(method, Matching):
@@ -414,32 +275,3 @@ def _attack(
     if iterations is not None:
         method = method.within(iterations)
     return dataclasses.replace(method, restarts=restarts or method.restarts)
-
-
-def _limitations(run: _Run, interrupted: bool) -> list[str]:
-    about = run.about
-    sentences = [
-        "A failed attack is no proof of privacy: a stronger attack may exist.",
-        f"Success means RMSE <= {about['success_rmse']:g} on {about['dataset']}; "
-        "another threshold gives another rate.",
-    ]
-    if about["round"] == 0:
-        sentences.append("The model is untrained: later rounds may leak less or more.")
-        if len(run.scenario.draws) == 1 and about["victims"] > 1:
-            sentences.append(
-                "All victims share one draw of the network, and the interval speaks "
-                "of this draw only: --draws takes several."
-            )
-    if about["local_steps"] > 1 and not getattr(run.attack, "unroll", True):
-        sentences.append(
-            "The attack treats the update of several local steps as one gradient: "
-            "it approximates."
-        )
-    if run.attack.exact:
-        sentences.append("The closed form exists for a dense first layer only.")
-    if interrupted:
-        sentences.append(
-            "The run was interrupted: victims that were not begun count in the "
-            "interval as unknown."
-        )
-    return sentences

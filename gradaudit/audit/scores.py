@@ -108,20 +108,26 @@ class Evaluator:
             for slot in np.flatnonzero(shown)
         }
 
-    def score(self, result: Reconstruction) -> list[Score]:
-        """Returns a row for each victim that was begun."""
+    def score(
+        self, result: Reconstruction, rows: NDArray[np.int64] | None = None
+    ) -> list[Score]:
+        """Returns a row for each victim that was begun.
+
+        The result is stacked over these rows of the group, or over all of them.
+        """
         begun = np.flatnonzero(np.asarray(result.status) != Status.MISSING)
         if not len(begun):
             return []
         mine: Any = jax.tree.map(lambda leaf: np.asarray(leaf)[begun], result)
+        begun = begun if rows is None else rows[begun]
         truth = np.asarray(self._truth.inputs)[begun]
         labels = np.asarray(self._truth.labels)[begun]
         raw = metrics.matched(truth, mine.inputs)
         guess = metrics.clipped(raw)
-        rows, examples = (len(begun), -1), (*truth.shape[:2], -1)
-        whole = metrics.rmse(truth.reshape(rows), guess.reshape(rows))
+        flat, examples = (len(begun), -1), (*truth.shape[:2], -1)
+        whole = metrics.rmse(truth.reshape(flat), guess.reshape(flat))
         each = metrics.rmse(truth.reshape(examples), guess.reshape(examples))
-        unclipped = metrics.rmse(truth.reshape(rows), raw.reshape(rows))
+        unclipped = metrics.rmse(truth.reshape(flat), raw.reshape(flat))
         similar, decibels = metrics.ssim(truth, guess), metrics.psnr(whole)
         told = metrics.labels_recovered(labels, mine.labels)
         # An attacker whose objective was never finite has found nothing to hand in.

@@ -1,8 +1,11 @@
 """Result: what every run leaves, and the one writer of it."""
 
 import abc
+import contextlib
 import pathlib
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from numpy.typing import NDArray
@@ -10,6 +13,17 @@ from numpy.typing import NDArray
 from gradaudit import files
 
 SCHEMA_VERSION = 2
+RESULT = "result.json"
+_STAGE = ".writing-"
+# Every file that a result of any command may have, so that none outlives its run.
+KNOWN = frozenset(
+    {
+        *(RESULT, "trials.csv", "reconstructions.npz", "rounds.csv", "curve.png"),
+        *("line_ups.csv", "posterior.csv", "points.csv"),
+        *("figures/victims.png", "figures/convergence.png", "figures/epsilon.png"),
+        *("figures/norms.png", "figures/line_up.png", "figures/enough.png"),
+    }
+)
 
 
 def write_figure(path: pathlib.Path, figure: Any) -> None:
@@ -41,13 +55,47 @@ class Result(abc.ABC):
         return {}
 
     def save(self, folder: pathlib.Path | str) -> pathlib.Path:
-        """Writes every file whole, result.json last; returns the folder."""
+        """Writes every file whole, result.json last; returns the folder.
+
+        Guarantee: all files are written before the first one takes its place. What
+        can't be written (a full disk) leaves the result that was there; after it,
+        nothing of an older result is left.
+        """
         target = pathlib.Path(folder)
-        for name, rows in self.rows().items():
-            files.write_csv(target / name, rows)
-        for name, arrays in self.arrays().items():
-            files.write_arrays(target / name, arrays)
-        for name, draw in self.figures().items():
-            write_figure(target / name, draw())
-        files.write_json(target / "result.json", self.to_dict())
+        target.mkdir(parents=True, exist_ok=True)
+        with files.one_run_in(target), _stage(target) as stage:
+            names = self._write(stage)
+            for name in names:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                (stage / name).replace(target / name)
+            remove_result(target, but=names)
         return target
+
+    def _write(self, folder: pathlib.Path) -> list[str]:
+        """Writes all files; returns their names, result.json last."""
+        for name, rows in self.rows().items():
+            files.write_csv(folder / name, rows)
+        for name, arrays in self.arrays().items():
+            files.write_arrays(folder / name, arrays)
+        for name, draw in self.figures().items():
+            write_figure(folder / name, draw())
+        files.write_json(folder / RESULT, self.to_dict())
+        return [*self.rows(), *self.arrays(), *self.figures(), RESULT]
+
+
+@contextlib.contextmanager
+def _stage(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a new folder beside the files; whatever happens, it is gone after."""
+    for left in folder.glob(f"{_STAGE}*"):  # of a run that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    stage = pathlib.Path(tempfile.mkdtemp(prefix=_STAGE, dir=folder))
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def remove_result(folder: pathlib.Path, but: Collection[str] = ()) -> None:
+    """Removes the files of an older result, whatever command it was of."""
+    for name in sorted(KNOWN - set(but), key=lambda name: name != RESULT):
+        (folder / name).unlink(missing_ok=True)

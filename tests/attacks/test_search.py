@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradaudit.attacks import search
-from gradaudit.attacks.search import Reading, Together, search_all
+from gradaudit.attacks import lanes, search
+from gradaudit.attacks.problem import Reading, Together
+from gradaudit.attacks.search import search_all
 from gradaudit.types import Status
 
 KEY = jax.random.key(0)
@@ -69,7 +70,7 @@ def targets(count):
     return np.random.default_rng(1).normal(size=(count, SIZE)).astype(np.float32)
 
 
-def solve(problem, count=6, restarts=1, slots=2, watcher=None, wanted=None):
+def solve(problem, count=6, restarts=1, slots=2, watcher=None, wanted=None, **more):
     goals = targets(count) if wanted is None else wanted
     return search_all(
         KEY,
@@ -80,6 +81,7 @@ def solve(problem, count=6, restarts=1, slots=2, watcher=None, wanted=None):
         restarts,
         slots,
         watcher,
+        **more,
     )
 
 
@@ -107,6 +109,24 @@ def test_slots_do_not_change_the_answer(slots):
     expected, found = solve(Bowl(), slots=6), solve(Bowl(), slots=slots)
     np.testing.assert_array_equal(found.inputs, expected.inputs)
     np.testing.assert_array_equal(found.objective, expected.objective)
+
+
+def test_some_of_the_victims_have_the_numbers_that_they_have_among_all():
+    everybody, told = solve(Bowl(), restarts=2), []
+    calls = []
+    some = solve(
+        Bowl(),
+        restarts=2,
+        watcher=calls.append,
+        only=np.asarray([1, 4, 5]),
+        ended=lambda victims, found: told.append((victims, found)),
+    )
+    np.testing.assert_array_equal(some.inputs, everybody.inputs[[1, 4, 5]])
+    seen = {int(trial) for call in calls for trial in call.trials if trial >= 0}
+    assert seen == {2, 3, 8, 9, 10, 11}  # victim * restarts + restart
+    assert np.concatenate([victims for victims, _ in told]).tolist() == [1, 4, 5]
+    handed = np.concatenate([found.inputs for _, found in told])
+    np.testing.assert_array_equal(handed, some.inputs)
 
 
 def test_what_did_not_end_stays_in_its_slot_over_many_calls():
@@ -256,7 +276,7 @@ def test_ctrl_c_before_the_first_evaluation_leaves_nobody_begun(monkeypatch):
     def never(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(search, "_advance", never)
+    monkeypatch.setattr(lanes, "advance", never)
     result = solve(Bowl(), count=4, slots=2)
     assert (result.status == Status.MISSING).all()
 
@@ -274,10 +294,12 @@ def imported(root, name):
 
 def test_the_loop_and_the_matching_do_not_know_each_other(root):
     room = "gradaudit.attacks."
-    mine = imported(root, "search")
-    assert not {name for name in mine if name.startswith(room)}
+    loop = ("problem", "lanes", "search")
+    for name in loop:
+        mine = {n for n in imported(root, name) if n.startswith(room)}
+        assert {n.removeprefix(room).split(".")[0] for n in mine} <= set(loop), name
     others = ("matching", "objective", "optimizers", "lbfgs", "labels", "distances")
     for name in (*others, "priors", "starts"):
-        taken = {n for n in imported(root, name) if n.startswith(room + "search.")}
+        taken = {n for n in imported(root, name) if n.startswith(room)}
         # The words in which a problem says how it is; nothing that runs one.
-        assert taken <= {room + "search.Reading", room + "search.Problem"}, name
+        assert not {n for n in taken if n.startswith((room + "search", room + "lanes"))}

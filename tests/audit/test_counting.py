@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gradaudit as ga
-from gradaudit.attacks import search
+from gradaudit.attacks import lanes
 from gradaudit.audit.outcome import AttackResult
 from gradaudit.audit.scenario import Simulated
 from gradaudit.audit.scores import Score
@@ -91,7 +91,7 @@ def test_a_run_in_which_all_diverge_is_done_and_failed(tmp_path):
 
 def press_ctrl_c(monkeypatch, call):
     """Ctrl-C comes after so many calls of the compiled program."""
-    original, calls = search._advance, itertools.count(1)
+    original, calls = lanes.advance, itertools.count(1)
 
     def advance(*arguments):
         made = original(*arguments)
@@ -99,7 +99,7 @@ def press_ctrl_c(monkeypatch, call):
             raise KeyboardInterrupt
         return made
 
-    monkeypatch.setattr(search, "_advance", advance)
+    monkeypatch.setattr(lanes, "advance", advance)
 
 
 def test_after_ctrl_c_the_never_begun_are_missing_and_still_counted(monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gradaudit as ga
-from gradaudit.attacks import search
+from gradaudit.attacks import lanes, search
 from gradaudit.cli.app import app
 from gradaudit.data import load_dataset
 
@@ -221,17 +221,17 @@ def test_ctrl_c_before_the_first_victim_is_no_wrong_input(monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(search, "_advance", interrupted)
+    monkeypatch.setattr(lanes, "advance", interrupted)
     # Nothing was evaluated: what the slots hold are starts, not answers.
     result = attack("--type", "2", *SMALL)
     assert result.exit_code == 130
     assert "before the first victim" in result.stderr
 
 
-@pytest.mark.parametrize(("moment", "victims"), [("_advance", 4), ("collect", 8)])
+@pytest.mark.parametrize(("moment", "victims"), [("advance", 4), ("collect", 8)])
 def test_ctrl_c_at_any_moment_leaves_what_there_is(moment, victims, monkeypatch):
     """Four victims at a time, one call each; it comes in the second call."""
-    owner = search if moment == "_advance" else search._Conveyor
+    owner = lanes if moment == "advance" else search._Conveyor
     original, calls = getattr(owner, moment), itertools.count(1)
 
     def interrupted(*arguments, **options):

@@ -1,0 +1,161 @@
+"""The loop's compiled programs: always the same one, whatever runs beside.
+
+A compiler rounds a product of matrices differently for other widths, and a search
+amplifies that. So the program is always `lanes` trials wide, and goes over the slots of
+a device lanes by lanes. Guarantee: on CPU a trial's numbers depend on nothing but the
+trial: not on the slots, the devices, its neighbours or how many there are.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradaudit import machine
+from gradaudit.attacks.problem import Problem, Reading, masked_step
+from gradaudit.types import Key, PyTree, Status
+
+_LANES = 2  # on CPU: nearly the fastest for many, and few don't wait for empty ones
+
+
+def default_slots(unknowns: int) -> int:
+    """Returns how many trials of so many unknowns one device runs at a time.
+
+    On CPU a slot's work should stay in the core's cache; accelerators want width.
+    """
+    if jax.default_backend() != "cpu":
+        return 256
+    return int(np.clip(24 * 1024 // unknowns, 4, 32))
+
+
+def default_lanes(slots: int) -> int:
+    """Returns how many trials one program holds: a constant, or the numbers change.
+
+    Accelerators want width: theirs is the number of slots, and numbers repeat for the
+    same number of slots.
+    """
+    return _LANES if jax.default_backend() == "cpu" else slots
+
+
+def _by_lanes(function: Callable[..., Any], lanes: int, *slotted: PyTree) -> Any:
+    """Calls a function of `lanes` slots for all slots, one call after the other."""
+    groups = jax.tree.map(
+        lambda leaf: leaf.reshape(-1, lanes, *leaf.shape[1:]), slotted
+    )
+    return jax.lax.map(lambda group: function(*group), groups)
+
+
+def _joined(leaf: jax.Array) -> jax.Array:
+    """Returns (slots, ...) of (groups, lanes, ...)."""
+    return leaf.reshape(-1, *leaf.shape[2:])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def begun(problem: Problem, key: Key, shared: PyTree, own: PyTree) -> Reading:
+    """Reads one trial before its first step."""
+    return problem.read(problem.start(key, shared, own)[0])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def begin(
+    problem: Problem, lanes: int, shared: PyTree, keys: jax.Array, own: PyTree
+) -> PyTree:
+    """Starts a trial in every slot."""
+
+    def shard(shared: PyTree, keys: jax.Array, own: PyTree) -> PyTree:
+        def start(keys: jax.Array, own: PyTree) -> PyTree:
+            one = functools.partial(_start, problem, shared)
+            return jax.vmap(one)(keys, own)
+
+        return jax.tree.map(_joined, _by_lanes(start, lanes, keys, own))
+
+    return machine.over_units(shard, shared=1)(shared, keys, own)
+
+
+def _start(problem: Problem, shared: PyTree, key: Key, own: PyTree) -> PyTree:
+    return problem.start(key, shared, own)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def admit(occupied: PyTree, fresh: PyTree, arrived: jax.Array) -> PyTree:
+    """Replaces the slots of the arrived."""
+
+    def choose(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.where(arrived.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, occupied, fresh)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
+def advance(
+    problem: Problem,
+    lanes: int,
+    iterations: int,
+    shared: PyTree,
+    trial: PyTree,
+    own: PyTree,
+) -> tuple[PyTree, dict[str, jax.Array]]:
+    """Runs that many iterations in every slot; returns what each one left."""
+
+    def shard(shared: PyTree, trial: PyTree, own: PyTree) -> Any:
+        def few(trial: PyTree, own: PyTree) -> tuple[PyTree, dict[str, jax.Array]]:
+            def step(trial: PyTree, _: None) -> tuple[PyTree, dict[str, jax.Array]]:
+                running = status_of(problem, trial[0]) == Status.RUNNING
+                move = jax.vmap(functools.partial(masked_step, problem, shared))
+                # Lanes that have all ended cost nothing.
+                trial = jax.lax.cond(
+                    running.any(), move, lambda own, *ended: ended, own, *trial
+                )
+                seen = read(problem, trial[0])
+                return trial, _record(running, seen)
+
+            return jax.lax.scan(step, trial, None, length=iterations)
+
+        trial, record = _by_lanes(few, lanes, trial, own)
+        by_iteration = jax.tree.map(
+            lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(
+                iterations, -1, *leaf.shape[3:]
+            ),
+            record,
+        )
+        return jax.tree.map(_joined, trial), by_iteration
+
+    result: tuple[PyTree, dict[str, jax.Array]] = machine.over_units(
+        shard, shared=1, traced=True
+    )(shared, trial, own)
+    return result
+
+
+def _record(running: jax.Array, seen: Reading) -> dict[str, jax.Array]:
+    return {
+        "running": running,
+        "iteration": seen.iterations,
+        "objective": seen.objective,
+        "best": seen.inputs,
+        "current": seen.current,
+    }
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def read(problem: Problem, kept: PyTree) -> Reading:
+    """Reads all slots."""
+    return jax.vmap(problem.read)(kept)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def status_of(problem: Problem, kept: PyTree) -> jax.Array:
+    """Reads how all slots are."""
+    return jax.vmap(lambda one: problem.read(one).status)(kept)
+
+
+@jax.jit
+def trial_keys(key: Key, victims: jax.Array, restarts: jax.Array) -> jax.Array:
+    """Returns the keys of trials: addressed by victim and restart."""
+
+    def one(victim: jax.Array, restart: jax.Array) -> Key:
+        return jax.random.fold_in(jax.random.fold_in(key, victim), restart)
+
+    return jax.vmap(one)(victims, restarts)

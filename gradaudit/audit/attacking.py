@@ -1,0 +1,253 @@
+"""An attack as it runs: draw by draw, scored from outside, kept as victims finish."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from gradaudit import machine
+from gradaudit.attacks.base import Attack, check_observation
+from gradaudit.attacks.base import run as run_attack
+from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
+from gradaudit.audit.kept import Finished, Kept
+from gradaudit.audit.outcome import AttackResult, Picture
+from gradaudit.audit.scenario import Group, Simulated
+from gradaudit.audit.scores import Evaluator, Score
+from gradaudit.audit.threat import Threat, remarks
+from gradaudit.defenses.base import Defense
+from gradaudit.federation.setting import PAPER_SETTINGS
+from gradaudit.models.model import Model
+from gradaudit.privacy.statement import epsilon, privacy_as_plain
+from gradaudit.report import metrics
+from gradaudit.spec import Spec
+from gradaudit.types import Key, Observation, Reconstruction, Status
+
+PICTURED = 8
+
+Tell = Callable[[int, int], None]  # trials finished, trials in all
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything that decides an attack's numbers, built and checked."""
+
+    scenario: Simulated
+    model: Model
+    attack: Attack
+    defense: Defense
+    threat: Threat
+    about: dict[str, Any]
+
+
+class Attacking:
+    """Runs the attack draw by draw, and puts what came out into a result."""
+
+    def __init__(
+        self, run: Run, spec: Spec, began: float, kept: Kept, progress: Tell | None
+    ) -> None:
+        self._run, self._spec, self._progress = run, spec, progress
+        self._clock = _Clock(began)
+        self._kept = kept
+        self._cut: dict[int, Finished] = {}  # begun, and ended from outside
+
+    def run(self, key: Key, slots: int | None) -> AttackResult:
+        """Attacks whoever is not finished; Ctrl-C keeps what there is."""
+        scenario, notes = self._run.scenario, self._checked()
+        interrupted = False
+        for draw, group in enumerate(scenario.groups()):
+            if interrupted:
+                break
+            try:
+                interrupted = self._attack(key, draw, group, slots)
+            except KeyboardInterrupt:
+                interrupted = True
+        if not self._kept.finished and not self._cut:
+            raise KeyboardInterrupt("interrupted before the first victim was attacked")
+        return self._result(notes, interrupted)
+
+    def _checked(self) -> list[str]:
+        """Raises for what can't work; returns what to keep in mind."""
+        run = self._run
+        notes = remarks(run.attack, run.defense, run.threat)
+        first = next(iter(run.scenario.groups())).victims.observe(np.zeros(1, np.int64))
+        check_observation(run.model, _unstacked(first))
+        return notes
+
+    def _attack(self, key: Key, draw: int, group: Group, slots: int | None) -> bool:
+        """Attacks the victims of one draw; returns whether it was interrupted."""
+        run, done = self._run, self._kept.finished
+        remaining = np.flatnonzero([int(i) not in done for i in group.ids])
+        if not len(remaining):
+            return False
+        evaluator = Evaluator(
+            group.ids,
+            draw,
+            run.scenario.truth(group.ids),
+            run.attack.restarts,
+            run.about["success_rmse"],
+            -(-PICTURED // len(run.scenario.draws)),
+        )
+        before, total = len(done), run.scenario.count * run.attack.restarts
+
+        def watch(snapshot: Snapshot) -> None:
+            self._clock.tick()
+            evaluator.watch(snapshot)
+            if self._progress is not None:
+                ended = before * run.attack.restarts + snapshot.finished
+                self._progress(ended, total)
+
+        def keep(rows: NDArray[np.int64], handed_in: Reconstruction) -> None:
+            self._clock.tick()
+            whole = _finished(evaluator, handed_in, rows)
+            self._kept.add(whole, self._clock.elapsed)
+
+        draw_key = key if draw == 0 else jax.random.fold_in(key, draw)
+        interrupted = False
+        try:
+            rebuilt = run_attack(
+                *(run.attack, draw_key, run.model, group.victims, slots),
+                *(watch, remaining, keep),
+            )
+        except Stopped as stop:
+            rebuilt, interrupted = stop.args[0], True
+        # What ended together with Ctrl-C was not looked at to the end: it is in the
+        # result, and runs again.
+        for each in _finished(evaluator, rebuilt, remaining):
+            if each.score.victim not in done:
+                self._cut[each.score.victim] = each
+        return interrupted or is_cut_short(rebuilt)
+
+    def _result(self, notes: list[str], interrupted: bool) -> AttackResult:
+        run, about = self._run, self._run.about
+        everybody = self._cut | self._kept.finished
+        rows = [everybody[victim] for victim in sorted(everybody)]
+        scores, traces = [row.score for row in rows], [row.trace for row in rows]
+        truth = run.scenario.truth(np.asarray(sorted(everybody)))
+        private = np.asarray(truth.inputs)
+        pictured = [i for i, trace in enumerate(traces) if trace.frames or i == 0]
+        return AttackResult(
+            spec=self._spec,
+            about=about,
+            threat=run.threat.to_dict(run.attack),
+            environment=machine.describe(),
+            scores=scores,
+            traces=traces,
+            draws=len(run.scenario.draws),
+            missing=sorted(set(range(run.scenario.count)) - set(everybody)),
+            guess=_guess(run, private, scores),
+            timing=self._clock.timing(len(scores), self._kept.earlier),
+            accounting=_accounting(run),
+            limitations=[*notes, *_limitations(run, interrupted)],
+            inputs=np.stack([row.inputs for row in rows]),
+            truth=private,
+            pictures=[
+                Picture(
+                    scores[i].victim, private[i], traces[i].frames, rows[i].inputs,
+                    metrics.match(private[i], np.nan_to_num(rows[i].inputs)),
+                )
+                for i in pictured[:PICTURED]
+            ],
+            interrupted=interrupted,
+        )  # fmt: skip
+
+
+def _finished(
+    evaluator: Evaluator, handed_in: Reconstruction, rows: NDArray[np.int64]
+) -> list[Finished]:
+    """Returns those of these victims that were begun, scored."""
+    begun = np.flatnonzero(np.asarray(handed_in.status) != Status.MISSING)
+    inputs = np.asarray(handed_in.inputs)
+    return [
+        Finished(score, evaluator.trace_of(int(rows[index])), inputs[index].copy())
+        for score, index in zip(
+            evaluator.score(handed_in, rows), begun.tolist(), strict=True
+        )
+    ]
+
+
+def _unstacked(stacked: Observation) -> Observation:
+    sent, labels = jax.tree.map(lambda leaf: leaf[0], (stacked.sent, stacked.labels))
+    return dataclasses.replace(stacked, sent=sent, labels=labels)
+
+
+def _guess(run: Run, truth: Any, scores: list[Score]) -> metrics.Rate:
+    """Returns the best rate of guesses that never saw a gradient."""
+    labels = np.asarray([score.labels for score in scores])
+    data = run.scenario.dataset
+    errors = metrics.guessing_rmse(truth, labels, data.inputs, data.labels)
+    threshold = run.about["success_rmse"]
+    best = max(int(np.sum(each <= threshold)) for each in errors.values())
+    return metrics.rate(best, len(scores))
+
+
+def _accounting(run: Run) -> dict[str, Any] | None:
+    """Returns the defense's epsilon in the data set's published federation, if any."""
+    setting = PAPER_SETTINGS.get(run.scenario.dataset.name)
+    if not run.defense.mechanisms or setting is None:
+        return None
+    tensors = len(jax.tree.leaves(run.scenario.params))
+    sizes = tuple(np.bincount(run.scenario.dataset.labels).tolist())
+    return privacy_as_plain(
+        epsilon(run.defense, setting, tensors=tensors, class_sizes=sizes)
+    )
+
+
+class _Clock:
+    """Tells compilation (up to the first answer) from running."""
+
+    def __init__(self, began: float) -> None:
+        self._began, self._first, self._last = began, 0.0, 0.0
+
+    def tick(self) -> None:
+        now = time.perf_counter()
+        self._first = self._first or now
+        self._last = now
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._began
+
+    def timing(self, victims: int, earlier: float) -> dict[str, float]:
+        """`earlier` seconds went into what was kept of runs before this one."""
+        total = earlier + self.elapsed
+        compiling = max(self._first - self._began, 0.0)
+        running = max(total - compiling, 1e-9)
+        return {
+            "compile_s": compiling,
+            "run_s": running,
+            "total_s": total,
+            "victims_per_s": victims / running,
+        }
+
+
+def _limitations(run: Run, interrupted: bool) -> list[str]:
+    about = run.about
+    sentences = [
+        "A failed attack is no proof of privacy: a stronger attack may exist.",
+        f"Success means RMSE <= {about['success_rmse']:g} on {about['dataset']}; "
+        "another threshold gives another rate.",
+    ]
+    if about["round"] == 0:
+        sentences.append("The model is untrained: later rounds may leak less or more.")
+        if len(run.scenario.draws) == 1 and about["victims"] > 1:
+            sentences.append(
+                "All victims share one draw of the network, and the interval speaks "
+                "of this draw only: --draws takes several."
+            )
+    if about["local_steps"] > 1 and not getattr(run.attack, "unroll", True):
+        sentences.append(
+            "The attack treats the update of several local steps as one gradient: "
+            "it approximates."
+        )
+    if run.attack.exact:
+        sentences.append("The closed form exists for a dense first layer only.")
+    if interrupted:
+        sentences.append(
+            "The run was interrupted: victims that were not begun count in the "
+            "interval as unknown."
+        )
+    return sentences
