@@ -1,11 +1,15 @@
 """`gradaudit run`: a saved result, run again to the same numbers."""
 
+import inspect
 import pathlib
+import typing
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gradaudit.cli import console, options
+from gradaudit.errors import InputError, require
 
 if TYPE_CHECKING:
     from gradaudit.report.result import Result
@@ -23,6 +27,7 @@ def run(
         pathlib.Path, typer.Argument(help="result.json, its folder, or a bare spec.")
     ],
     out_folder: options.Out = pathlib.Path("gradaudit-run"),
+    overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a saved result again: the same numbers, or words why that can't be."""
@@ -31,7 +36,9 @@ def run(
 
         spec = Spec.read(path)
         arguments = spec.call()
-        console.ready_folder(out_folder)
+        from gradaudit.report.result import claim
+
+        claim(console.ready_folder(out_folder), spec, overwrite)
         with console.progress_bar(f"running {spec.command} again") as tell:
             result = _repeated(spec.command, arguments, tell)
         result.save(out_folder)
@@ -46,16 +53,11 @@ def run(
 def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "Result":
     """Calls the library function of the command."""
     import gradaudit
+    from gradaudit.audit.gate import attack_until_clear
+    from gradaudit.errors import unknown_name
 
-    if command in ("attack", "attack-gate"):
-        from gradaudit.audit.gate import attack_until_clear
-
-        again = gradaudit.attack if command == "attack" else attack_until_clear
-        attacked: Result = again(
-            **arguments, progress=lambda done, total: tell("attacking", done, total)
-        )
-        return attacked
-    commands = {
+    attacks = {"attack": gradaudit.attack, "attack-gate": attack_until_clear}
+    commands = attacks | {
         "train": gradaudit.train,
         "line-up": gradaudit.line_up,
         "calibrate": gradaudit.enough_noise,
@@ -64,10 +66,27 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
         "ldp-mechanism": gradaudit.distinguish.mechanism_audit,
     }
     if command not in commands:
-        from gradaudit.errors import unknown_name
+        raise unknown_name("command of a spec", command, commands)
+    function: Callable[..., Result] = commands[command]
+    _check(function, arguments)
+    if command in attacks:
+        arguments["progress"] = lambda done, total: tell("attacking", done, total)
+    return function(**arguments)
 
-        raise unknown_name(
-            "command of a spec", command, ["attack", "attack-gate", *commands]
+
+def _check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Raises in words if a spec's arguments are not what the command takes."""
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise InputError(f"the spec can't be run again: {error}") from None
+    hints = typing.get_type_hints(function)
+    for name, value in arguments.items():
+        kinds = typing.get_args(hints.get(name)) or (hints.get(name),)
+        if float in kinds:
+            kinds = (*kinds, int)
+        plain = all(isinstance(kind, type) for kind in kinds)
+        require(
+            not plain or isinstance(value, kinds),
+            f"the spec's {name} can't be {value!r}",
         )
-    repeated: Result = commands[command](**arguments)
-    return repeated
