@@ -219,7 +219,8 @@ def objective(
         else:
             known = expected_evidence(model, observation, replays, *unpacked)
             value = distance.misfit(known, observation.gradient)
-        return value + penalty(position) if priors else value
+        value = value + penalty(position) if priors else value
+        return value.astype(position.dtype)  # whatever a part computes in
 
     return jax.value_and_grad(total)
 

@@ -54,6 +54,22 @@ def test_the_objective_is_zero_at_the_truth(name, model_name, told):
     assert float(value_at(position)) <= 1e-8 < float(value_at(position + 0.3))
 
 
+@pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", MATCHING)
+def test_the_objective_has_the_precision_of_its_position(name, wide):
+    """Also where jax computes in doubles, and for tables, which have no neighbours."""
+    table = load_dataset("cancer")
+    model = build_model("mlp", table.shape, table.classes)
+    observation, victim = leak(model, table.inputs[:1], table.labels[:1])
+    with jax.enable_x64(wide):
+        labels = jnp.asarray(victim.labels, jnp.int32)
+        matching = PRESETS[name].make()
+        layout, evaluate = objective_of(matching, model, observation, labels)
+        position = jax.ShapeDtypeStruct((layout.size,), jnp.float32)
+        value, slope = jax.eval_shape(evaluate, position)
+    assert value.dtype == slope.dtype == jnp.float32
+
+
 @pytest.mark.parametrize("name", MATCHING)
 def test_the_gradient_of_the_objective_is_its_gradient(name):
     digits = load_dataset("digits")
