@@ -119,6 +119,7 @@ def one_run_in(folder: pathlib.Path) -> Iterator[None]:
 def _lock(path: pathlib.Path) -> int:
     while True:
         with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.matching import Matching
 from gradaudit.audit.attacking import Attacking, Run, Tell
-from gradaudit.audit.kept import Kept, identity_of
+from gradaudit.audit.kept import Kept
 from gradaudit.audit.outcome import AttackResult
 from gradaudit.audit.scenario import Simulated
 from gradaudit.audit.threat import Threat
@@ -120,7 +120,7 @@ def attack(
     with contextlib.ExitStack() as held:
         if keep is not None:
             held.enter_context(files.one_run_in(pathlib.Path(keep)))
-            kept.open(identity_of(spec, _content(built, slots)), overwrite)
+            kept.open(spec, _content(built, slots), overwrite)
         attacking = Attacking(built, spec, began, kept, progress)
         return attacking.run(attack_key, slots)
 

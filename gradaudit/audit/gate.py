@@ -21,6 +21,7 @@ import dataclasses
 import enum
 import itertools
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ from gradaudit.audit.outcome import AttackResult
 from gradaudit.data import load_dataset
 from gradaudit.errors import require
 from gradaudit.report import metrics
+from gradaudit.report.result import claim
 from gradaudit.spec import Spec
 from gradaudit.types import Leakage
 
@@ -117,7 +119,12 @@ class GatedAttack(AttackResult):
 
 
 def attack_until_clear(
-    max_asr: float, seed: int = 0, progress: Tell | None = None, **asked: Any
+    max_asr: float,
+    seed: int = 0,
+    progress: Tell | None = None,
+    keep: pathlib.Path | str | None = None,
+    overwrite: bool = False,
+    **asked: Any,
 ) -> GatedAttack:
     """Attacks victims in growing batches until it is clear whether a limit holds.
 
@@ -129,6 +136,8 @@ def attack_until_clear(
       max_asr: the limit, in (0, 1).
       seed: everything random follows from it.
       progress: is told (victims attacked, victims at most).
+      keep: a folder in which victims are kept, see `attack`; batches have their own.
+      overwrite: begin anew, whatever is in `keep`.
       **asked: what `attack` takes, without victims and draws.
     """
     require(
@@ -140,6 +149,8 @@ def attack_until_clear(
         "that took place; give a number of victims",
     )
     spec = Spec.of("attack-gate", max_asr=max_asr, seed=seed, **_described(asked))
+    if keep is not None:
+        claim(pathlib.Path(keep), spec, overwrite)
     most = math.ceil(_PATIENCE / max_asr)
     parts: list[AttackResult] = []
     verdict, interrupted = Verdict.UNCLEAR, False
@@ -155,10 +166,15 @@ def attack_until_clear(
                 progress(before + done, most)
 
         batch_seed = _seed(seed, number)
+        folder = None
+        if keep is not None:
+            folder = pathlib.Path(keep) / "batches" / f"{number:03d}"
+            folder.mkdir(parents=True, exist_ok=True)
         try:
             part = attack(
-                **asked, victims=size, draws=size, seed=batch_seed, progress=tell
-            )
+                **asked, victims=size, draws=size, seed=batch_seed, progress=tell,
+                keep=folder, overwrite=overwrite,
+            )  # fmt: skip
         except KeyboardInterrupt:
             if not parts:
                 raise

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from gradaudit import files
 from gradaudit.audit.scores import Score, Trace
 from gradaudit.errors import InputError, require
-from gradaudit.report.result import remove_result
+from gradaudit.report.result import claim, remove_result
 from gradaudit.spec import Spec, describe, rebuild
 
 VICTIMS = "victims.jsonl"
@@ -53,23 +53,20 @@ class Kept:
         self.finished: dict[int, Finished] = {}
         self.earlier = 0.0  # seconds that went into them in runs before this one
 
-    def open(self, identity: dict[str, Any], overwrite: bool = False) -> None:
+    def open(self, spec: Spec, content: dict[str, Any], overwrite: bool) -> None:
         """Reads what there is; refuses the folder of another attack.
 
-        Guarantee: what is read belongs to an attack with an equal `identity`.
+        Guarantee: what is read belongs to an attack with an equal spec and an equal
+        `content` (whatever else decides its numbers).
         """
         if self._path is None:
             return
-        name = _fingerprint(identity)
+        name = _fingerprint(spec, content)
         if self._path.exists() and not overwrite:
             self._read(name)
             return
         folder = self._path.parent
-        require(
-            overwrite or not (folder / "result.json").exists(),
-            f"{folder} holds the result of another run: choose another --out, or say "
-            "--overwrite",
-        )
+        claim(folder, spec, overwrite)
         remove_result(folder)
         header = {"version": _VERSION, "attack": name}
         files.write_text(self._path, json.dumps(header) + "\n")
@@ -99,7 +96,7 @@ class Kept:
                 self.earlier = max(self.earlier, float(record.get("seconds", 0.0)))
 
 
-def identity_of(spec: Spec, others: dict[str, Any]) -> dict[str, Any]:
+def _fingerprint(spec: Spec, content: dict[str, Any]) -> str:
     """Returns what must be equal for two attacks to be the same one.
 
     Raises for what plain data can't tell apart: an object that can't be described.
@@ -107,13 +104,10 @@ def identity_of(spec: Spec, others: dict[str, Any]) -> dict[str, Any]:
     for name, value in spec.arguments.items():
         said = value.get("undescribed") if isinstance(value, dict) else None
         require(
-            said is None or name in others,
+            said is None or name in content,
             f"finished victims can't be kept: {name} is not plain data. {said}",
         )
-    return {"spec": spec.plain(), **others}
-
-
-def _fingerprint(identity: dict[str, Any]) -> str:
+    identity = {"spec": spec.plain(), **content}
     text = json.dumps(files.finite(identity), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -49,10 +49,15 @@ def attack(
     seed: options.Seed = 0,
     slots: options.Slots = None,
     out_folder: options.Out = DEFAULT_FOLDER,
+    overwrite: options.Overwrite = False,
     max_asr: options.MaxAsr = None,
     as_json: options.Json = False,
 ) -> None:
-    """Rebuild private data from gradients, and say how well it worked."""
+    """Rebuild private data from gradients, and say how well it worked.
+
+    Victims are kept in --out as they finish: the same command goes on from them, and
+    shows the result again if all are. Another attack's folder is refused.
+    """
     with console.errors_in_words():
         require(
             max_asr is None or 0 <= max_asr <= 1,
@@ -73,7 +78,7 @@ def attack(
             asked["max_asr"] = max_asr
         else:
             asked |= {"victims": _count(victims), "draws": draws}
-        report = attack_and_save(asked, out_folder, as_json)
+        report = attack_and_save(asked, out_folder, as_json, overwrite)
         finish(report, max_asr)
 
 
@@ -91,7 +96,7 @@ def _count(victims: str) -> int:
 
 
 def attack_and_save(
-    asked: dict[str, Any], folder: pathlib.Path, as_json: bool
+    asked: dict[str, Any], folder: pathlib.Path, as_json: bool, overwrite: bool = False
 ) -> dict[str, Any]:
     """Runs the attack with a bar, writes and shows the result; returns it."""
     console.ready_folder(folder)
@@ -101,7 +106,10 @@ def attack_and_save(
 
         run = attack_until_clear if "max_asr" in asked else attack_once
         result = run(
-            **asked, progress=lambda done, total: tell("attacking", done, total)
+            **asked,
+            keep=folder,
+            overwrite=overwrite,
+            progress=lambda done, total: tell("attacking", done, total),
         )
     result.save(folder)
     report = result.to_dict()

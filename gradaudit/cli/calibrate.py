@@ -1,7 +1,7 @@
 """`gradaudit calibrate`: the least noise that keeps an adversary below a success."""
 
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -58,6 +58,7 @@ def calibrate(
     rounds: options.Rounds = None,
     seed: options.Seed = 0,
     out_folder: options.Out = DEFAULT_FOLDER,
+    overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
     """Find the least sigma that is enough against the informed adversary."""
@@ -67,15 +68,22 @@ def calibrate(
             "noise is calibrated against the informed adversary, whose success has a "
             f"bound: --threat informed, not {threat!r}",
         )
-        console.ready_folder(out_folder)
+        from gradaudit.report.result import claim
+        from gradaudit.spec import Spec
+
+        asked: dict[str, Any] = {
+            "max_success": max_success, "defense": defense, "type": type_,
+            "candidates": candidates, "looks": looks, "dataset": dataset,
+            "whole_training": whole_training, "model": model, "victims": victims,
+            "draws": draws, "batch_size": batch_size, "candidates_from": source,
+            "train": train, "rounds": rounds, "seed": seed,
+        }  # fmt: skip
+        folder = console.ready_folder(out_folder)
+        claim(folder, Spec.of("calibrate", **asked), overwrite)
         with console.progress_bar("searching, picking, training"):
             from gradaudit.audit.enough import enough_noise
 
-            result = enough_noise(
-                max_success, defense, type_, candidates, looks, whole_training,
-                dataset, model, victims, draws, batch_size, source, train, rounds,
-                seed=seed,
-            )  # fmt: skip
+            result = enough_noise(**asked)
         result.save(out_folder)
         if as_json:
             console.print_json(result.to_dict())

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from gradaudit import files
 from gradaudit.errors import InputError
 
 EXIT_GATE_BROKEN = 1
@@ -120,7 +121,7 @@ def errors_in_words() -> Iterator[None]:
     is 70, with the traceback in a file: 1 is for a gate that is broken, nothing else.
     Whatever is printed by others meanwhile goes to stderr.
     """
-    with _termination_is_an_interrupt(), _only_we_print():
+    with _termination_is_an_interrupt(), _only_we_print(), _held:
         try:
             yield
         except InputError as error:
@@ -233,11 +234,18 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Tell]:
         yield tell
 
 
+_held = contextlib.ExitStack()  # folders, until the command ends
+
+
 def ready_folder(folder: pathlib.Path) -> pathlib.Path:
-    """Makes the result folder before the work, or says why it can't be used."""
+    """Makes the result folder before the work, or says why it can't be used.
+
+    Until the command ends, no other run may write there.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
+            _held.enter_context(files.one_run_in(folder))
             return folder
     except (OSError, ValueError) as error:
         raise InputError(

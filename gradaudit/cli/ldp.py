@@ -166,6 +166,7 @@ def ldp(
     significance: Significance = 0.05,
     seed: options.Seed = 0,
     out_folder: options.Out = pathlib.Path("gradaudit-ldp"),
+    overwrite: options.Overwrite = False,
     gate: Gate = False,
     as_json: options.Json = False,
 ) -> None:
@@ -184,11 +185,13 @@ def ldp(
         if mechanism is not None:
             own = {} if trials is None else {"trials": trials}
             report: LdpReport | MechanismReport = _audit_mechanism(
-                mechanism, claimed, neighbours, delta=delta, **shared, **own,
+                mechanism, claimed, neighbours, (folder, overwrite), delta=delta,
+                **shared, **own,
             )  # fmt: skip
         else:
             report = _audit_ldp_sgd(
                 adversary, box, (learning_rate, radius, as_printed),
+                (folder, overwrite),
                 epsilons=claimed or _numbers("--epsilon", _EPSILONS),
                 norms=() if norms is None else _numbers("--norms", norms),
                 trials=10_000 if trials is None else trials,
@@ -210,25 +213,27 @@ def _audit_ldp_sgd(
     adversary: str,
     box: str,
     server: tuple[float, float | None, bool],
+    place: tuple[pathlib.Path, bool],
     **arguments: Any,
 ) -> "LdpReport":
     from gradaudit.distinguish import ADVERSARIES, Server, ldp_audit
 
     names = tuple(word.strip() for word in adversary.split(","))
+    arguments |= {
+        "adversaries": tuple(ADVERSARIES) if adversary == "all" else names,
+        "boxes": _boxes(box),
+        "server": Server(*server),
+    }
+    _claim(place, "ldp", arguments)
     with console.progress_bar("compiling") as tell:
-        return ldp_audit(
-            adversaries=tuple(ADVERSARIES) if adversary == "all" else names,
-            boxes=_boxes(box),
-            server=Server(*server),
-            progress=tell,
-            **arguments,
-        )
+        return ldp_audit(progress=tell, **arguments)
 
 
 def _audit_mechanism(
     mechanism: str,
     claimed: tuple[float, ...] | None,
     neighbours: str | None,
+    place: tuple[pathlib.Path, bool],
     **arguments: Any,
 ) -> "MechanismReport":
     from gradaudit.distinguish import Neighbours, mechanism_audit
@@ -240,14 +245,21 @@ def _audit_mechanism(
     kind = None
     if neighbours is not None:
         kind = options.word("kind of neighbours", neighbours, Neighbours)
+    arguments |= {"epsilon": claimed[0] if claimed else None, "neighbours": kind}
+    _claim(place, "ldp-mechanism", arguments | {"mechanism": mechanism})
     with console.progress_bar("compiling") as tell:
-        return mechanism_audit(
-            mechanism,
-            epsilon=claimed[0] if claimed else None,
-            neighbours=kind,
-            progress=tell,
-            **arguments,
-        )
+        return mechanism_audit(mechanism, progress=tell, **arguments)
+
+
+def _claim(
+    place: tuple[pathlib.Path, bool], command: str, arguments: dict[str, Any]
+) -> None:
+    """Refuses the folder of another run, unless it may be overwritten."""
+    from gradaudit.report.result import claim
+    from gradaudit.spec import Spec
+
+    folder, overwrite = place
+    claim(folder, Spec.of(command, **arguments), overwrite)
 
 
 def _show(

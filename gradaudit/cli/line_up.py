@@ -83,6 +83,7 @@ def line_up(
     candidates_file: CandidatesFile = "",
     seed: options.Seed = 0,
     out_folder: options.Out = DEFAULT_FOLDER,
+    overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
     """Let an informed adversary pick the victim; measured beside certified."""
@@ -103,6 +104,10 @@ def line_up(
         if captured:
             _identify(captured, candidates_file, defense, model, out_folder, as_json)
             return
+        from gradaudit.report.result import claim
+        from gradaudit.spec import Spec
+
+        claim(out_folder, Spec.of("line-up", **asked), overwrite)
         with console.progress_bar("compiling") as tell:
             from gradaudit.audit.informed import line_up as play
 

@@ -11,10 +11,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradaudit import files
+from gradaudit.errors import InputError, require
+from gradaudit.spec import Spec
 
 SCHEMA_VERSION = 2
 RESULT = "result.json"
 _STAGE = ".writing-"
+UNFINISHED = ("victims.jsonl", "checkpoint.npz")  # from which a run goes on
 # Every file that a result of any command may have, so that none outlives its run.
 KNOWN = frozenset(
     {
@@ -93,6 +96,27 @@ def _stage(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def claim(folder: pathlib.Path, spec: Spec, overwrite: bool = False) -> None:
+    """Raises if a run would overwrite another one's result, or its unfinished work.
+
+    The same run may go there again: whose spec has all of these arguments.
+    """
+    if overwrite:
+        return
+    found = [name for name in (RESULT, *UNFINISHED) if (folder / name).exists()]
+    same = False
+    if found == [RESULT]:
+        with contextlib.suppress(InputError):
+            there = Spec.read(folder)
+            same = there.command == spec.command and there.sources == spec.sources
+            same &= dict(there.arguments) | dict(spec.arguments) == there.arguments
+    require(
+        same or not found,
+        f"{folder} holds another run ({', '.join(found)}): choose another --out, or "
+        "say --overwrite",
+    )
 
 
 def remove_result(folder: pathlib.Path, but: Collection[str] = ()) -> None:

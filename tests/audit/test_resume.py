@@ -138,7 +138,7 @@ def test_another_attack_is_refused_in_words(finished, change):
 
 def test_the_result_of_another_command_is_refused(tmp_path):
     files.write_json(tmp_path / "result.json", {"schema_version": 2})
-    with pytest.raises(InputError, match="result of another run.*--overwrite"):
+    with pytest.raises(InputError, match="holds another run.*--overwrite"):
         ga.attack(**SMALL, keep=tmp_path)
     ga.attack(**SMALL, keep=tmp_path, overwrite=True)
     assert not (tmp_path / "result.json").exists()  # nothing of the other is left
