@@ -23,6 +23,8 @@ from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 from gradaudit.types import Leakage
 
+_BESIDE_DRAWS = 2  # networks of the short line-up beside an attack
+
 Tell = Callable[[int, int], None]  # line-ups done, line-ups in all
 
 
@@ -261,27 +263,42 @@ def lineup_and_certificate(
     """Returns a short line-up and both certificates beside an attack's own figures.
 
     None where no noise stands before the adversary: there is nothing to certify. The
-    networks are drawn anew, untrained. Costs well under a second once compiled.
+    networks are drawn anew, untrained. Costs well under a second once its two programs
+    are compiled; with `line_ups` = 0 nothing is compiled or played, and the line-up
+    has its certificate only.
     """
-    seen = {transform for transform in transforms_seen(defense, leakage)}
-    if not defense.mechanisms or not seen:
+    if not defense.mechanisms or not transforms_seen(defense, leakage):
         return None
+    alone = leakage is Leakage.EXAMPLE
     available = int(np.bincount(dataset.labels).max())
+    candidates = max(2, min(candidates, available))
     table = line_ups_of(
-        int(leakage), dataset, model, min(candidates, available), 1, line_ups, 2,
-        None if leakage is Leakage.EXAMPLE else batch_size,
-        1 if leakage is Leakage.EXAMPLE else local_steps, "label", False, abs(seed),
+        int(leakage), dataset, model, candidates, 1, max(line_ups, 1), 1,
+        None if alone else batch_size, 1 if alone else local_steps, "label", False,
+        seed % 2**31,
     )  # fmt: skip
-    (cell,), _ = _cells(table, [(None, defense)], None)
-    examples = table.setting.examples
+    table = dataclasses.replace(table, draws=min(_BESIDE_DRAWS, table.line_ups))
+    if line_ups and available >= candidates:
+        (cell,), _ = _cells(table, [(None, defense)], None)
+        played = cell.to_dict()
+    else:
+        bound = table.certified(defense, candidates, 1)
+        played = {
+            "candidates": candidates,
+            "looks": 1,
+            "line_ups": 0,
+            "measured": None,
+            "certified": bound.to_dict(),
+            "guessing": 1 / candidates,
+        }
     rebuilt = certificate(
         PrivacyPlan(defense, table.setting, tensors=table.tensors),
         type=int(leakage),
-        prior=near(dataset.inputs, success_rmse, examples),
+        prior=near(dataset.inputs, success_rmse, table.setting.examples),
         looks=1,
         round=0,
     )
     return {
-        "line_up": cell.to_dict(),
+        "line_up": played,
         "reconstruction": rebuilt.to_dict() | {"threshold": success_rmse},
     }

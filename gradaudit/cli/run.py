@@ -2,6 +2,7 @@
 
 import inspect
 import pathlib
+import types
 import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -82,7 +83,8 @@ def _check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         raise InputError(f"the spec can't be run again: {error}") from None
     hints = typing.get_type_hints(function)
     for name, value in arguments.items():
-        kinds = typing.get_args(hints.get(name)) or (hints.get(name),)
+        hint = hints.get(name)
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         if float in kinds:
             kinds = (*kinds, int)
         plain = all(isinstance(kind, type) for kind in kinds)

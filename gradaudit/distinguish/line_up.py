@@ -25,6 +25,7 @@ from gradaudit.federation.recipe import Recipe, ServerState, initial_state
 from gradaudit.federation.taps import observe_many
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
+from gradaudit.models.networks import for_shared_weights
 from gradaudit.types import Key, Leakage, LocalTraining, Observation
 
 _CHUNK = 64  # victims, and candidates, that are computed together: memory, no number
@@ -261,7 +262,7 @@ class Game:
         found: tuple[jax.Array, jax.Array, Law] = self._cached(
             (draw, clients),
             lambda: _expectations(
-                self._recipe.model,
+                for_shared_weights(self._recipe.model),
                 self._template(self._state(draw)),
                 self._population,
                 jnp.asarray(clients, jnp.int32),

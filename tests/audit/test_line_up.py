@@ -295,6 +295,12 @@ def test_beside_an_attack():
     rebuilt = found["reconstruction"]
     assert rebuilt["kappa"] < rebuilt["value"] < 1 and rebuilt["confidence"] == 0.95
     assert found["line_up"]["measured"]["low"] <= 0.225
+    alone = lineup_and_certificate(
+        model, data, guard, Leakage.EXAMPLE, line_ups=0, **asked
+    )
+    assert alone["line_up"]["measured"] is None
+    assert alone["line_up"]["certified"] == found["line_up"]["certified"]
+    assert alone["reconstruction"] == rebuilt
 
 
 def test_a_captured_update_is_told_from_a_files_candidates(tmp_path):
@@ -304,7 +310,7 @@ def test_a_captured_update_is_told_from_a_files_candidates(tmp_path):
     targets = one_hot(jnp.asarray(data.labels), data.classes)
     rows = per_example_gradients(model, params, jnp.asarray(data.inputs), targets)
     units = jax.tree.map(lambda leaf: leaf[7:8], rows)
-    guard = defenses.fed_cdp(sigma=0.05)
+    guard = defenses.fed_cdp(sigma=0.3)
     for look in range(2):
         states = init_states(guard.per_example, params)
         sent, _ = run(guard.per_example, jax.random.key(look), units, states, 0)
