@@ -26,8 +26,8 @@ from rich.table import Table
 
 from gradaudit import machine
 from gradaudit.attacks.distances import SquaredL2
-from gradaudit.attacks.objective import Layout, objective
 from gradaudit.attacks.lanes import default_slots
+from gradaudit.attacks.objective import Layout, objective
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.models.convolution import Path
 from gradaudit.models.gradients import batch_gradient, one_hot, per_example_gradients

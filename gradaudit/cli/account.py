@@ -43,13 +43,10 @@ Rate = Annotated[float | None, _option(_NOISE, "Sampling rate of a step.", "--q"
 Steps = Annotated[int | None, _option(_NOISE, "How many steps are composed.")]
 Schedule = Annotated[
     str | None,
-    _option(
-        _NOISE, "Sigma per step: POLICY:sigma0=A,sigma1=B, or @FILE with a number each."
-    ),
+    _option(_NOISE, "Per step: POLICY:sigma0=A,sigma1=B, or @FILE of sigmas."),
 ]
 Trace = Annotated[
-    str | None,
-    _option(_NOISE, "File with the sensitivity S of every step; with --noise-std."),
+    str | None, _option(_NOISE, "File of each step's sensitivity S; with --noise-std.")
 ]
 NoiseStd = Annotated[
     float | None, _option(_NOISE, "Noise std that stays fixed while S changes.")

@@ -86,7 +86,8 @@ def test_json_is_all_of_stdout_and_runs_again(gradaudit):
 
 @pytest.mark.parametrize("columns", [40, 80])
 def test_names_and_numbers_are_never_cut(gradaudit, monkeypatch, tmp_path, columns):
-    monkeypatch.setattr(console, "out", Console(highlight=False, width=columns))
+    wide = Console(file=console.out.file, highlight=False, width=columns)
+    monkeypatch.setattr(console, "out", wide)
     words = ("--box", "white", "--trials", "2000", "--model", "mlp", "--norms", "0.5,1")
     longest = "input-perturbation,parameter-retrogression,dummy-gradient"
     shown = gradaudit(*words, "--adversary", longest).stdout
