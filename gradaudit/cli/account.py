@@ -37,7 +37,6 @@ def _option(panel: str, help: str, *flags: str) -> Any:
 
 _NOISE, _DEFENSE, _INVERSE = "The noise itself", "From a defense", "The other way round"
 
-
 Sigma = Annotated[float | None, _option(_NOISE, "Noise multiplier of every step.")]
 Rate = Annotated[float | None, _option(_NOISE, "Sampling rate of a step.", "--q")]
 Steps = Annotated[int | None, _option(_NOISE, "How many steps are composed.")]
@@ -48,12 +47,8 @@ Schedule = Annotated[
 Trace = Annotated[
     str | None, _option(_NOISE, "File of each step's sensitivity S; with --noise-std.")
 ]
-NoiseStd = Annotated[
-    float | None, _option(_NOISE, "Noise std that stays fixed while S changes.")
-]
-DefenseName = Annotated[
-    str | None, _option(_DEFENSE, "For example fed-cdp:clip=4,sigma=6.")
-]
+NoiseStd = Annotated[float | None, _option(_NOISE, "Noise std, fixed while S changes.")]
+DefenseName = Annotated[str | None, _option(_DEFENSE, "As fed-cdp:clip=4,sigma=6.")]
 Tensors = Annotated[
     int, _option(_DEFENSE, "Tensors of the model, each clipped on its own.")
 ]
