@@ -1,6 +1,7 @@
 """What leaks: addressed by round and client, and kept apart from the truth."""
 
 import dataclasses
+import gc
 import pathlib
 import sys
 
@@ -119,7 +120,7 @@ def test_local_steps_of_type_2_train_before_the_attack():
 
 
 LIBRARY = pathlib.Path(ga.__file__).resolve().parent
-ALLOWED = ("audit/attack.py", "audit/scores.py", "report/metrics.py")
+ALLOWED = ("audit/attacking.py", "audit/scores.py", "report/metrics.py")
 
 
 class Guarded:
@@ -183,19 +184,23 @@ def test_no_attack_touches_the_truth(name, guarded):
 
 @dataclasses.dataclass(frozen=True)
 class Thief(Matching):
-    """Reaches for the scenario behind what it is handed."""
+    """Is handed nothing of the scenario, and looks for it in the whole process."""
 
-    def reconstruct_many(self, key, model, victims, slots=None, watcher=None):
-        scenario = victims.observe.func.__self__
-        np.asarray(scenario.truth(np.arange(victims.count)).inputs)
+    def problem(self, model, observation):
+        (scenario,) = (each for each in gc.get_objects() if type(each) is Simulated)
+        np.asarray(scenario.truth(np.arange(2)).inputs)
         raise AssertionError("the guard let a thief through")
 
 
 @dataclasses.dataclass(frozen=True)
 class Eavesdropper(Matching):
-    """Reaches for the truth in the closure of the one who watches."""
+    """Climbs to whoever called it, for the truth in the closure of the one who watches.
 
-    def reconstruct_many(self, key, model, victims, slots=None, watcher=None):
+    Python can't forbid it; the guard sees it.
+    """
+
+    def problem(self, model, observation):
+        watcher = sys._getframe(1).f_locals["watcher"]
         cells = [cell.cell_contents for cell in watcher.__closure__]
         (evaluator,) = (cell for cell in cells if hasattr(cell, "_truth"))
         np.asarray(evaluator._truth.inputs)
@@ -206,8 +211,10 @@ class Eavesdropper(Matching):
     "thief", [Thief(), Eavesdropper()], ids=["scenario", "watcher"]
 )
 def test_the_guard_catches_who_does(thief, guarded):
+    gc.collect()  # scenarios of other tests
+    wanted = options("cpl") | {"method": thief, "iterations": None}
     with pytest.raises(AssertionError, match="touched the truth"):
-        ga.attack(victims=2, draws=1, **(options("cpl") | {"method": thief}))
+        ga.attack(victims=2, draws=1, **wanted)
 
 
 def test_labels_that_were_not_granted_are_not_even_fetched(guarded):
