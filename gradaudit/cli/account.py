@@ -196,7 +196,7 @@ def _answer(
         from gradaudit.report.figures import plot_over_steps
 
         plot_over_steps(question.plot, _finite(events), delta, convention, target)
-        err.print(f"wrote {question.plot}")
+        err.print(f"wrote {question.plot}", markup=False)
     if question.as_json:
         print_json(plain)
         return
