@@ -33,6 +33,8 @@ from gradaudit.types import Key, Knowledge, Leakage
 DEFAULT_DATASET = "lfw-patches"
 _DRAWS = 4  # networks that an untrained run draws, unless it is told otherwise
 _LEARNING_RATE = 0.05
+# Arguments that decide no number: a spec does not hold them.
+_NO_NUMBERS = ("slots", "progress", "keep", "overwrite")
 
 
 def attack(
@@ -88,8 +90,7 @@ def attack(
         finished, nothing is run. A folder of another attack is refused.
       overwrite: begin anew, whatever is in `keep`.
     """
-    own = ("slots", "progress", "keep", "overwrite")
-    asked = {k: v for k, v in locals().items() if k not in own}
+    asked = {k: v for k, v in locals().items() if k not in _NO_NUMBERS}
     machine.configure()
     began = time.perf_counter()
     _check_numbers(victims, success_rmse, round, seed, slots)

@@ -217,6 +217,16 @@ def test_the_guard_catches_who_does(thief, guarded):
         ga.attack(victims=2, draws=1, **wanted)
 
 
+def test_the_loop_over_the_victims_is_not_the_attacks_own():
+    @dataclasses.dataclass(frozen=True)
+    class Greedy(Matching):
+        def reconstruct_many(self, key, model, victims, slots=None, watcher=None):
+            raise AssertionError("an attack was handed the victims")
+
+    with pytest.raises(ga.InputError, match="not its own"):
+        ga.attack(victims=2, draws=1, dataset="digits", method=Greedy())
+
+
 def test_labels_that_were_not_granted_are_not_even_fetched(guarded):
     with pytest.raises(AssertionError, match="labels were fetched"):
         ga.attack(
