@@ -133,7 +133,8 @@ _SAYS = {
 class Reconstruction:
     """What an attacker hands in for one victim (or, stacked, for many).
 
-    An objective that is not finite says that nothing was found: inputs are NaN.
+    An objective that is not finite says that nothing was found: inputs are where the
+    search began, and NaN where it never did.
     """
 
     inputs: HostOrDevice  # (batch, *input_shape), attacker-selected
