@@ -6,6 +6,7 @@ its file and line.
 """
 
 import contextlib
+import contextvars
 import enum
 import functools
 import importlib.util
@@ -141,14 +142,32 @@ _LOADED: dict[tuple[pathlib.Path, str], types.ModuleType] = {}
 _SHOWN: dict[str, str] = {}  # the name of a file in tracebacks -> as the user wrote it
 
 
+_trusted = contextvars.ContextVar("trusted", default=True)
+
+
+@contextlib.contextmanager
+def without_plug_ins() -> Iterator[None]:
+    """Around what a file asks for: a Python file that it names is not run."""
+    before = _trusted.set(False)
+    try:
+        yield
+    finally:
+        _trusted.reset(before)
+
+
 def load_user_object(path: str | pathlib.Path, name: str) -> Any:
     """Returns what a user's Python file calls `name`.
 
     Raises `InputError` if there is no such file or name, or if the file can't be
-    imported, with the line. Call what is found through `guarded`, or inside
-    `users_code`.
+    imported, with the line, and inside `without_plug_ins`. Call what is found through
+    `guarded`, or inside `users_code`.
     """
     path = pathlib.Path(path)
+    require(
+        _trusted.get(),
+        f"the saved run names {path}, which would be run as code: read it, and then "
+        "say --trust",
+    )
     require(path.is_file(), f"there is no file {path}")
     require(name != "", f"say which name of {path} to use: {path}:name")
     module = _import(path)

@@ -1,5 +1,6 @@
 """`gradaudit attack`: rebuild private data from what leaks."""
 
+import contextlib
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,7 @@ import typer
 
 from gradaudit.cli import console, options
 from gradaudit.errors import InputError, require
+from gradaudit.text import without_plug_ins
 
 if TYPE_CHECKING:
     from gradaudit.report.metrics import Rate
@@ -43,6 +45,7 @@ def attack(
     local_steps: options.VictimSteps = 1,
     round_: options.Round = 0,
     run: options.RunFolder = None,
+    trust: options.Trust = False,
     iterations: options.Iterations = None,
     restarts: options.Restarts = None,
     success_rmse: options.SuccessRmse = 0.1,
@@ -65,6 +68,8 @@ def attack(
         )
         if run is not None:
             options.refuse(context, _OF_SIMULATION, "with --run, which has its own")
+        else:
+            options.refuse(context, ["trust"], "without --run")
         asked: dict[str, Any] = {
             "type": type_, "method": method, "defense": defense, "threat": threat,
             "dataset": dataset, "model": model, "batch_size": batch_size,
@@ -78,7 +83,9 @@ def attack(
             asked["max_asr"] = max_asr
         else:
             asked |= {"victims": _count(victims), "draws": draws}
-        report = attack_and_save(asked, out_folder, as_json, overwrite)
+        told = run is None or trust  # a plug-in of the command line, or of a file
+        with contextlib.nullcontext() if told else without_plug_ins():
+            report = attack_and_save(asked, out_folder, as_json, overwrite)
         finish(report, max_asr)
 
 

@@ -21,6 +21,7 @@ from rich.markup import escape
 
 from gradaudit import files
 from gradaudit.errors import InputError
+from gradaudit.report.fitting import fitted
 
 EXIT_GATE_BROKEN = 1
 EXIT_BAD_INPUT = 2
@@ -59,9 +60,17 @@ class _Stdout(io.TextIOBase):
         return self._stream().encoding
 
 
+class _Out(Console):
+    """What people read: tables fit the terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints; no name and no number of a table is ever cut."""
+        super().print(*(fitted(part, self.width) for part in objects), **options)
+
+
 _stdout = _Stdout()
 # Tables and progress are for people; stdout stays clean for `--json`.
-out = Console(file=cast(TextIO, _stdout), highlight=False)
+out = _Out(file=cast(TextIO, _stdout), highlight=False)
 err = Console(stderr=True, highlight=False)
 
 Tell = Callable[[str, int, int], None]  # what is running, how much is done, of what

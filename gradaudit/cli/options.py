@@ -44,6 +44,12 @@ StatisticsWord = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Everything random follows from it.")]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Python files that the saved run names may be run as code."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Out = Annotated[pathlib.Path, typer.Option("--out", help="Where the result goes.")]
 

@@ -1,5 +1,6 @@
 """`gradaudit run`: a saved result, run again to the same numbers."""
 
+import contextlib
 import inspect
 import pathlib
 import types
@@ -11,6 +12,7 @@ import typer
 
 from gradaudit.cli import console, options
 from gradaudit.errors import InputError, require
+from gradaudit.text import without_plug_ins
 
 if TYPE_CHECKING:
     from gradaudit.report.result import Result
@@ -27,6 +29,7 @@ def run(
     path: Annotated[
         pathlib.Path, typer.Argument(help="result.json, its folder, or a bare spec.")
     ],
+    trust: options.Trust = False,
     out_folder: options.Out = pathlib.Path("gradaudit-run"),
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,
@@ -36,12 +39,13 @@ def run(
         from gradaudit.spec import Spec
 
         spec = Spec.read(path)
-        arguments = spec.call()
-        from gradaudit.report.result import claim
+        with contextlib.nullcontext() if trust else without_plug_ins():
+            arguments = spec.call()
+            from gradaudit.report.result import claim
 
-        claim(console.ready_folder(out_folder), spec, overwrite)
-        with console.progress_bar(f"running {spec.command} again") as tell:
-            result = _repeated(spec.command, arguments, tell)
+            claim(console.ready_folder(out_folder), spec, overwrite)
+            with console.progress_bar(f"running {spec.command} again") as tell:
+                result = _repeated(spec.command, arguments, tell)
         result.save(out_folder)
         if as_json:
             console.print_json(result.to_dict())
@@ -75,8 +79,14 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
     return function(**arguments)
 
 
+# Where a run writes is said by who runs it, never by a file.
+_OURS = {"keep", "out", "overwrite", "resume", "progress", "on_round"}
+
+
 def _check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
     """Raises in words if a spec's arguments are not what the command takes."""
+    ours = sorted(_OURS & set(arguments))
+    require(not ours, f"a spec can't say {', '.join(ours)}: the command line does")
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:

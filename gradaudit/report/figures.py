@@ -1,6 +1,7 @@
 """Figures: what was private and what was rebuilt, curves, epsilon."""
 
 import pathlib
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from gradaudit.errors import InputError
 from gradaudit.privacy.events import Events, FloatArray
 from gradaudit.privacy.methods import METHODS, ask
+from gradaudit.report.result import write_figure
 
 if TYPE_CHECKING:
     from gradaudit.audit.outcome import AttackResult, Picture
@@ -62,13 +64,19 @@ def reconstruction_grid(result: "AttackResult") -> Any:
     axis.tick_params(length=0, labelsize=7)
     axis.spines[:].set_visible(False)
     asr, about = result.asr, result.about
-    figure.suptitle(
+    _title(
+        figure,
         f"type {about['type']}  {about['method']} against {about['defense']} on "
         f"{about['dataset']}: ASR {asr.value:.2f} [{asr.low:.2f}, {asr.high:.2f}] at "
         f"RMSE <= {about['success_rmse']:g} (RMSE at the right)",
-        fontsize=8,
     )
     return figure
+
+
+def _title(figure: Any, text: str) -> None:
+    """Sets a title in as many lines as the figure's width needs."""
+    letters = int(16 * figure.get_figwidth())  # of 8 points
+    figure.suptitle("\n".join(textwrap.wrap(text, letters)), fontsize=8)
 
 
 def _film(picture: "Picture", example: int, shown: list[int]) -> list[Any]:
@@ -117,11 +125,6 @@ def _iterations_shown(result: "AttackResult") -> list[int]:
     return [every[i] for i in chosen]
 
 
-def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:
-    figure.savefig(path, dpi=130)
-    return path
-
-
 def training_curve(history: "Sequence[RoundRecord]", title: str) -> Any:
     """Draws accuracy, and the gradient's norm before and after the defense."""
     from matplotlib.figure import Figure
@@ -129,19 +132,21 @@ def training_curve(history: "Sequence[RoundRecord]", title: str) -> Any:
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     accuracy, norms = figure.subplots(1, 2)
-    figure.suptitle(title)
+    _title(figure, title)
     measured = [r for r in history if r.accuracy is not None]
     accuracy.plot([r.round for r in measured], [r.accuracy for r in measured], ".-")
     accuracy.set(xlabel="round", ylabel="validation accuracy")
     rounds = [r.round for r in history]
-    for name, style in (("norm_before", "-"), ("norm_after", "--")):
+    for name, style in (("norm_before", ".-"), ("norm_after", ".--")):
         values = [_joint(getattr(r, name)) for r in history]
         label = name.replace("norm_", "") + " the defense"
         norms.plot(rounds, values, style, label=label)
     norms.set(xlabel="round", ylabel="norm of the batch gradient", yscale="log")
     norms.legend()
     for axes in (accuracy, norms):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if len(rounds) == 1:
+            axes.set_xlim(rounds[0] - 0.5, rounds[0] + 0.5)
     return figure
 
 
@@ -197,7 +202,7 @@ def plot_over_steps(
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right center", frameon=False, fontsize=8)
     try:
-        figure.savefig(path)
+        write_figure(pathlib.Path(path), figure)
     except (OSError, ValueError) as error:
         raise InputError(f"can't write the plot {path}: {error}") from None
 

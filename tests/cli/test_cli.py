@@ -1,8 +1,10 @@
 """The program as a person meets it: help, version, lists, and errors in one line."""
 
 import json
+import re
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import typer
@@ -10,10 +12,12 @@ from typer.testing import CliRunner
 
 from gradaudit._version import __version__
 from gradaudit.attacks import PRESETS as ATTACKS
+from gradaudit.cli import console
 from gradaudit.cli.app import app
 from gradaudit.data import CATALOGUE
 from gradaudit.defenses import PRESETS as DEFENSES
 from gradaudit.models.networks import MODELS
+from gradaudit.report.tables import attack_table
 
 TABLES = {
     "attacks": ATTACKS,
@@ -23,8 +27,9 @@ TABLES = {
 }
 
 
-def run(*arguments: str):
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "80", "TERM": "dumb"})
+def run(*arguments: str, columns: int = 80):
+    screen = {"COLUMNS": str(columns), "TERM": "dumb"}
+    return CliRunner().invoke(app, arguments, env=screen)
 
 
 def commands(group, path: tuple[str, ...] = ()):
@@ -176,3 +181,130 @@ def test_errors_in_a_real_process_have_no_traceback(root):
     )
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and "did you mean 'defenses'" in done.stderr
+
+
+# Where each command does its work.
+WORK = {
+    ("attack",): ("gradaudit.audit.attack.attack", ()),
+    ("train",): ("gradaudit.audit.train.train", ()),
+    ("run",): ("gradaudit.spec.Spec.read", ("result.json",)),
+    ("list",): ("gradaudit.cli.listing._tables", ()),
+    ("account",): ("gradaudit.privacy.epsilon", ("--defense", "fed-cdp")),
+    ("ldp",): ("gradaudit.distinguish.ldp_audit", ()),
+    ("line-up",): ("gradaudit.audit.informed.line_up", ()),
+    ("calibrate",): ("gradaudit.audit.enough.enough_noise", ("--max-success", "0.5")),
+    ("data", "list"): ("gradaudit.data.store.data_folder", ()),
+    ("data", "fetch"): ("gradaudit.data.fetch.fetch", ("mnist",)),
+    ("data", "check"): ("gradaudit.data.fetch.problem", ("mnist",)),
+}
+
+
+@pytest.mark.parametrize("path", WORK, ids=" ".join)
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (RuntimeError("planted"), 70, "crashed: RuntimeError: planted"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(28, "No space left on device"), 2, "No space left"),
+        (MemoryError("1 TiB"), 2, "not enough memory"),
+        (SystemExit(0), 2, "sys.exit(0)"),
+    ],
+    ids=lambda part: type(part).__name__ if isinstance(part, BaseException) else "",
+)
+def test_every_command_ends_with_its_code_and_words(
+    path, error, code, says, monkeypatch, tmp_path
+):
+    place, needs = WORK[path]
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(place, fail)
+    done = run(*path, *needs)
+    assert done.exit_code == code, done.output
+    assert says in " ".join(done.stderr.split()) and "Traceback" not in done.output
+    crashes = list(tmp_path.glob("gradaudit-crash-*"))
+    assert len(crashes) == (code == 70)
+    for file in crashes:
+        assert "RuntimeError: planted" in file.read_text()
+        assert str(file) in done.stderr.replace("\n", "")
+
+
+def test_no_command_is_left_out_of_the_exit_codes():
+    assert set(LEAVES) <= set(WORK)
+
+
+WIDE = {
+    "list": ("list",),
+    "data": ("data", "list"),
+    "noise": ("account", "--sigma", "6", "--q", "0.01", "--steps", "9999"),
+    "budget": (
+        *("account", "--sigma", "6", "--q", "0.01", "--steps", "9999"),
+        *("--target-epsilon", "0.5"),
+    ),
+    "defense": ("account", "--defense", "fed-cdp", "--dataset", "cancer"),
+    "sigmas": (
+        *("account", "--calibrate", "--target-epsilon", "1", "--q", "0.01"),
+        *("--steps", "100"),
+    ),
+}
+
+
+def words_of(text: str) -> list[str]:
+    """The words that are no drawing: sorted, as tables may stack their columns."""
+    return sorted(set(re.findall(r"[\w.,%+-]*\w[\w.,%+-]*", text)))
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("case", WIDE)
+def test_no_table_cuts_a_name_or_a_number(case, columns):
+    """Every word of a terminal of 1,000 columns is there in a narrow one, whole."""
+    wide, narrow = run(*WIDE[case], columns=1000), run(*WIDE[case], columns=columns)
+    assert wide.exit_code == narrow.exit_code == 0, narrow.output
+    assert "…" not in narrow.stdout
+    assert max(map(len, narrow.stdout.splitlines())) <= columns
+    shown = set(words_of(narrow.stdout))
+    # Longer than the screen: folded over two lines, which no screen can avoid.
+    lost = {w for w in words_of(wide.stdout) if w not in shown and len(w) <= 24}
+    assert lost <= {"name", "kind", "method"}  # heads of what each stack begins with
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_the_attack_table_cuts_nothing(columns, capsys, monkeypatch):
+    result = {
+        "about": {
+            "type": 2, "method": "cpl:init=uniform,iterations=300",
+            "defense": "fed-cdp:clip=4,sigma=6", "dataset": "lfw-patches",
+            "batch_size": 3, "local_steps": 1,
+        },
+        "victims": {"asked": 10000, "missing": [1, 2]},
+        "draws": [{"successes": 100, "victims": 2500}] * 4,
+        "metrics": {
+            "asr": {
+                "value": 0.04, "low": 0.0123, "high": 0.123, "threshold": 0.1,
+                "guess": 0.25,
+            },
+            "rmse": {"median": 1.234e-7, "mean": 123.4},
+            "examples_rebuilt": 0.123,
+            "psnr": {"median": 123.4}, "ssim": {"median": 0.987},
+            "iterations": {"median": 123.5, "cap": 300, "run_median": 250},
+            "evaluations": {"median": 12345.5}, "label_accuracy": 0.987,
+        },
+        "oracle": {"asr": {"value": 0.05}, "rmse": {"median": 1.2e-8}},
+        "timing": {"total_s": 12345.6, "compile_s": 123.4, "victims_per_s": 1234.5},
+        "accounting": {
+            "epsilon": {"claimed": 0.823, "effective": "inf"},
+            "guarantee": {"verdict": "not valid"},
+        },
+        "ended": {"converged": 4000, "stalled": 5998},
+        "threat": {"name": "curious+labels"},
+    }  # fmt: skip
+    shown = {}
+    for width in (1000, columns):
+        monkeypatch.setenv("COLUMNS", str(width))
+        console._Out(highlight=False).print(attack_table(result))
+        shown[width] = capsys.readouterr().out
+    assert "…" not in shown[columns]
+    assert set(words_of(shown[1000])) <= set(words_of(shown[columns]))

@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 
+import matplotlib.font_manager  # noqa: F401 - looks at HOME when it is imported
 import pytest
 from typer.testing import CliRunner
 

@@ -137,6 +137,18 @@ SPECS = {
     "a source that changed": {
         "command": "attack", "arguments": {}, "sources": {"mine.py": "0" * 64},
     },
+    "a place to write": {
+        "command": "attack", "arguments": {"keep": "hacked", "overwrite": True},
+    },
+    "a place to train": {"command": "train", "arguments": {"out": "hacked"}},
+    "a plug-in": {"command": "attack", "arguments": {"defense": "mine.py:make"}},
+    "a plug-in of a training": {
+        "command": "train", "arguments": {"defense": "mine.py:make"},
+    },
+    "a plug-in of an audit": {
+        "command": "ldp-mechanism",
+        "arguments": {"mechanism": "mine.py:make", "epsilon": 1.0},
+    },
     "nested for ever": {"command": "attack", "arguments": {"x": None}},
 }  # fmt: skip
 
