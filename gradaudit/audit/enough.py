@@ -20,7 +20,8 @@ from gradaudit.report import certified, metrics
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 
-_AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the least sigma, for the figure
+# Times the least sigma, for the figure: fewer where each of them is trained under.
+_AROUND, _TRAINED = (0.25, 0.5, 1.0, 2.0, 4.0), (0.25, 1.0, 4.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,7 @@ def enough_noise(
     candidates_from: str = "label",
     train: bool = False,
     rounds: int | None = None,
-    around: Sequence[float] = _AROUND,
+    around: Sequence[float] | None = None,
     seed: int = 0,
 ) -> EnoughResult:
     """Returns the least sigma under which nobody picks more often than allowed.
@@ -135,7 +136,8 @@ def enough_noise(
       candidates_from: as for `line_up`.
       train: also train under each sigma, for the accuracy that is left.
       rounds: of these trainings; the data set's setting by default.
-      around: times the least sigma, which other ones are shown beside it.
+      around: times the least sigma, which other ones are shown beside it; by default
+        five from a quarter to four times, three with `train`.
       seed: everything random follows from it.
     """
     asked = dict(locals())
@@ -163,6 +165,8 @@ def enough_noise(
         return certificate(plan, type=type, candidates=candidates)
 
     sigma = least_sigma(max_success, certified_by)
+    if around is None:
+        around = _TRAINED if train else _AROUND
     swept = sorted({sigma * factor for factor in around} | {sigma})
     played = line_up(
         type, guard, dataset, model, candidates, looks, swept, victims, draws,
