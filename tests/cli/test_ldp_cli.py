@@ -157,6 +157,7 @@ def test_errors_are_words_and_exit_2(gradaudit, monkeypatch, words, message):
 
 def test_gate(gradaudit):
     tested = ["--epsilon", "1", "--model", "mlp", "--trials", "500", "--gate"]
+    tested.append("--overwrite")  # three audits, one folder
     honest = gradaudit("--mechanism", "mine.py:honest", *tested)
     assert honest.exit_code == 0, honest.output
     assert "gate held" in honest.stderr
@@ -199,7 +200,7 @@ def test_caches_and_devices_are_configured_before_the_work(gradaudit, monkeypatc
         monkeypatch.setattr(module, name, work)
     assert gradaudit(*FAST, "--adversary", "dummy-gradient").exit_code == 0
     mechanism = ["--mechanism", "ldp-sgd", "--model", "mlp", "--trials", "200"]
-    assert gradaudit(*mechanism).exit_code == 0
+    assert gradaudit(*mechanism, "--overwrite").exit_code == 0
     assert done == ["configured", "work"] * 2
 
 
