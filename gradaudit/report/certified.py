@@ -150,10 +150,19 @@ def enough_figure(result: "EnoughResult") -> Any:
     axes.axhline(result.limit, color="C3", ls="-.", lw=1, label="allowed")
     axes.axvline(result.sigma, color="C3", lw=0.8)
     if result.chosen.accuracy is not None:
-        sigmas = [point.sigma for point in result.points]
         values = [point.accuracy for point in result.points]
-        axes.plot(sigmas, values, "s-", color="C2", ms=4, label="accuracy")
+        axes.plot(
+            [point.sigma for point in result.points],
+            values,
+            "s-",
+            color="C2",
+            ms=4,
+            label="accuracy",
+        )
     axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="noise multiplier σ")
+    sigmas = [point.sigma for point in result.points]
+    axes.set_xticks(sigmas, [f"{sigma:.3g}" for sigma in sigmas])
+    axes.minorticks_off()
     axes.set_title(f"σ = {result.sigma:.4g} is enough", fontsize=10)
     axes.grid(alpha=0.2)
     figure.legend(fontsize=8, loc="outside lower center", ncols=2)
