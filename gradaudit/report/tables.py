@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from gradaudit.privacy import Account, Privacy, Stop, View
 
 
+_DRAWS_SHOWN = 8
+
+
 def attack_table(result: dict[str, Any]) -> Table:
     """Returns the table of one attack's result.json."""
     about, scores, oracle = result["about"], result["metrics"], result["oracle"]
@@ -37,7 +40,11 @@ def attack_table(result: dict[str, Any]) -> Table:
         f"RMSE <= {asr['threshold']:g}; guessing: {asr['guess']:.3f}",
     )
     if len(result["draws"]) > 1:
-        each = " ".join(f"{d['successes']}/{d['victims']}" for d in result["draws"])
+        draws = result["draws"]
+        each = " ".join(f"{d['successes']}/{d['victims']}" for d in draws)
+        if len(draws) > _DRAWS_SHOWN:
+            some = sum(draw["successes"] > 0 for draw in draws)
+            each = f"a success in {some} of {len(draws)}"
         table.add_row("each network drawn", each, "the interval counts the draws")
     if len(result["victims"]["missing"]):
         count = len(result["victims"]["missing"])
