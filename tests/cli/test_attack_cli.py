@@ -21,6 +21,12 @@ SMALL = ["--dataset", "digits", "--model", "dpfl-2conv", "--victims", "4"]
 RUNNER = CliRunner()
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """The command writes into the folder it is called in: each test has its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 def attack(*arguments):
     return RUNNER.invoke(app, ["attack", *arguments])
 
