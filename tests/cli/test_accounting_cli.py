@@ -148,7 +148,7 @@ BAD = {
     "unknown decay policy": [
         *("--schedule", "x:sigma0=2,sigma1=1", "--q", 0.1, "--steps", 3)
     ],
-    "can't write the plot": [*PLAIN, "--plot", "no/such/folder.png"],
+    "can't be written": [*PLAIN, "--plot", "/dev/null/plot.png"],
     "no finite epsilon": ["--defense", "none", "--target-epsilon", 1],
     "--calibrate needs": ["--calibrate", "--q", 0.1],
     "belong together": [*PLAIN, "--target-accuracy", 0.9],
