@@ -223,7 +223,9 @@ def test_the_whole_set_may_be_victims():
     assert truth == {digit.tobytes() for digit in few.inputs}
 
 
-def test_ctrl_c_before_the_first_victim_is_no_wrong_input(monkeypatch):
+def test_ctrl_c_before_the_first_victim_is_no_wrong_input(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
