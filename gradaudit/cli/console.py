@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.markup import escape
 
 from gradaudit import files
@@ -62,6 +62,13 @@ class _Stdout(io.TextIOBase):
 
 class _Out(Console):
     """What people read: tables fit the terminal."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """Returns columns and lines; rich forgets COLUMNS where the terminal is dumb."""
+        found, asked = super().size, os.environ.get("COLUMNS", "")
+        columns = int(asked) if asked.isdecimal() and int(asked) else found.width
+        return ConsoleDimensions(columns, found.height)
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints; no name and no number of a table is ever cut."""

@@ -257,6 +257,14 @@ def words_of(text: str) -> list[str]:
     return sorted(set(re.findall(r"[\w.,%+-]*\w[\w.,%+-]*", text)))
 
 
+@pytest.mark.parametrize("forced", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_dumb_terminal_keeps_its_width(forced, monkeypatch):
+    """Continuous integration often forces a terminal that can do nothing."""
+    monkeypatch.setenv(forced, "1")
+    shown = run("data", "list", columns=50).stdout
+    assert max(map(len, shown.splitlines())) <= 50
+
+
 @pytest.mark.parametrize("columns", [40, 60, 80])
 @pytest.mark.parametrize("case", WIDE)
 def test_no_table_cuts_a_name_or_a_number(case, columns):

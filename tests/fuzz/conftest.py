@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 
 import matplotlib.font_manager  # noqa: F401 - looks at HOME when it is imported
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from gradaudit.cli.app import app
 
+COMMAND = typer.main.get_command(app)  # the runner would build it for every case
 SECONDS = 10  # of one case, on a busy machine
 ENDS = {0, 1, 2, 3, 130}
 
@@ -68,6 +70,7 @@ def ask(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
         "subprocess.Popen",
     ):
         monkeypatch.setattr(place, _begin)
+    monkeypatch.setattr("typer.testing._get_command", lambda _: COMMAND)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
