@@ -51,6 +51,8 @@ class Attack:
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
     # Whether it inverts an exact gradient in closed form.
     exact: ClassVar[bool] = False
+    # Whether it can go on from what another attack handed in: see `run`.
+    continues: ClassVar[bool] = False
 
     def problem(self, model: Model, observation: Observation) -> Problem | None:
         """Returns what is run for observations like this one; None: `reconstruct`."""
@@ -92,13 +94,23 @@ def run(
     watcher: Watcher | None = None,
     only: NDArray[np.int64] | None = None,
     ended: Ended | None = None,
+    begun: Reconstruction | None = None,
 ) -> Reconstruction:
     """Runs an attack on many victims; returns what is handed in, stacked.
 
     The victims stay here: the attack's own code gets keys, the model and observations
     (plain arrays), nothing that leads back to where they come from. See `search_all`
     for `only` and `ended`.
+
+    `begun` is what another attack handed in for all of the victims: the search starts
+    from its inputs and labels in place of its own (a victim whose inputs are not finite
+    keeps its own), and its cost is not counted here. This is how one attack finishes
+    what another one started; an attack that can do it says so (`continues`).
     """
+    require(
+        begun is None or attack.continues,
+        f"{type(attack).__name__} can't go on from what another attack handed in",
+    )
     first = victims.observe(np.zeros(1, np.int64))
     problem = attack.problem(model, first)
     if problem is None:
@@ -106,7 +118,10 @@ def run(
 
     def own(ids: NDArray[np.int64]) -> PyTree:
         observed = victims.observe(ids)
-        return observed.gradient, observed.labels
+        if begun is None:
+            return observed.gradient, observed.labels
+        there = begun.take(ids)
+        return observed.gradient, observed.labels, (there.inputs, there.labels)
 
     return search_all(
         key,

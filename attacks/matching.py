@@ -5,6 +5,7 @@ choice of parts and what one attack iteration is; the loop that runs it knows ne
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from gradaudit.attacks.lbfgs import LBFGS, Clock, Progress
 from gradaudit.attacks.objective import (
     Layout,
     Start,
+    continued,
     first_position,
     layout_of,
     objective,
@@ -68,6 +70,7 @@ class Stop:
 class Matching(Attack):
     """An optimisation attack, made of parts."""
 
+    continues: ClassVar[bool] = True
     init: Initialization = Patterned()
     labels: LabelStrategy = LastLayer()
     distance: Distance = SquaredL2()
@@ -163,6 +166,10 @@ class MatchingProblem:
         position, labels = first_position(
             self.begin, self.layout, key, self.model, self._observation(shared, own)
         )
+        for inputs, answered in own[2:]:  # what another attack handed in, if any
+            position, labels = continued(
+                self.layout, inputs, answered, (position, labels)
+            )
         zero = jnp.zeros((), jnp.int32)
         infinite = jnp.asarray(jnp.inf, position.dtype)
         kept = Searching(
@@ -205,7 +212,7 @@ class MatchingProblem:
 
     def _observation(self, shared: PyTree, own: PyTree) -> Observation:
         params, buffers, _, memory = shared
-        gradient, labels = own
+        gradient, labels = own[:2]
         return Observation(
             params,
             gradient,

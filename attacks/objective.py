@@ -130,6 +130,27 @@ def first_position(
     return position, jnp.zeros(layout.inputs[0], jnp.int32)
 
 
+def continued(
+    layout: Layout,
+    inputs: jax.Array,
+    labels: jax.Array,
+    own: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """Returns where a search goes on from an answer, or its own start if it has none.
+
+    Labels that are searched for start near those of the answer.
+    """
+    position = inputs.reshape(-1).astype(jnp.float32)
+    if layout.searches_labels:
+        shares = one_hot(labels, layout.classes) + _DOUBT
+        scores = jnp.log(shares / jnp.sum(shares, axis=-1, keepdims=True))
+        position, fixed = jnp.concatenate([position, scores.reshape(-1)]), own[1]
+    else:
+        fixed = labels.astype(own[1].dtype)
+    answered = jnp.all(jnp.isfinite(inputs)) & jnp.all(labels >= 0)
+    return jnp.where(answered, position, own[0]), jnp.where(answered, fixed, own[1])
+
+
 def guessed_gradient(
     model: Model,
     observation: Observation,
