@@ -65,7 +65,7 @@ class _Out(Console):
 
     @property
     def size(self) -> ConsoleDimensions:
-        """Returns columns and lines; rich forgets COLUMNS where the terminal is dumb."""
+        """Returns columns and lines; rich forgets COLUMNS on a dumb terminal."""
         found, asked = super().size, os.environ.get("COLUMNS", "")
         columns = int(asked) if asked.isdecimal() and int(asked) else found.width
         return ConsoleDimensions(columns, found.height)
