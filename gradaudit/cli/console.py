@@ -63,7 +63,7 @@ class _Stdout(io.TextIOBase):
 class _Out(Console):
     """What people read: tables fit the terminal."""
 
-    @property
+    @property  # type: ignore[misc]
     def size(self) -> ConsoleDimensions:
         """Returns columns and lines; rich forgets COLUMNS on a dumb terminal."""
         found, asked = super().size, os.environ.get("COLUMNS", "")
