@@ -9,8 +9,7 @@ import pytest
 from gradaudit.attacks import Analytic
 from gradaudit.attacks.base import run
 from gradaudit.errors import InputError
-
-from .attack_cases import QUICK, SLOTS, digit_victims, quick
+from tests.attacks.attack_cases import QUICK, SLOTS, digit_victims, quick
 
 KEY = jax.random.key(3)
 
