@@ -32,6 +32,7 @@ _MODULES = {
     "errors",
     "federation",
     "privacy",
+    "record",  # a module that can be called
 }
 
 __all__ = ["__version__", *sorted(_EXPORTS), *sorted(_MODULES)]

@@ -15,7 +15,7 @@ import pytest
 LAYERS = (
     ("_version", "errors"),
     ("files", "mechanism", "types"),
-    ("evidence", "machine", "spec", "text", "tree"),
+    ("evidence", "machine", "record", "spec", "text", "tree"),
     ("models", "data"),
     ("attacks", "defenses"),
     ("federation",),

@@ -1,12 +1,6 @@
-"""Observations in files: what somebody captured, to be audited by file.
-
-A folder holds `received.safetensors` (parameters and buffers that the client was
-given), `sent.safetensors` (what it sent) and `observation.json` (what is known of the
-rest). Nothing in it is code: no pickle, names and shapes are checked before use.
-"""
+"""Captured updates as observations: in a model's shapes, and checked against it."""
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,155 +9,201 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
 
-from gradaudit import files, tree
+from gradaudit import tree
 from gradaudit.attacks.base import check_observation
+from gradaudit.audit.capture import PLACE_OF_TYPE, Capture, listed, read_capture
+from gradaudit.audit.tensor_files import Arrays
 from gradaudit.errors import InputError, require
-from gradaudit.models.model import Model
+from gradaudit.models.model import Model, cross_entropy
+from gradaudit.record import ABOUT, PLACES, Facts, fill
 from gradaudit.types import Leakage, LocalTraining, Observation, PyTree
 
-FORMAT = 1
-RECEIVED, SENT, ABOUT = "received.safetensors", "sent.safetensors", "observation.json"
-_MOST_BYTES = 4 << 30
-_PARAMS, _BUFFERS = "params/", "buffers/"
+# What an attack has to know, and what says it on the command line.
+ASKED = {
+    "learning_rate": "--learning-rate",
+    "local_steps": "--local-steps",
+    "batch_size": "--batch-size",
+}
+_ROUNDING = 1.001  # of a bound that holds exactly in real numbers
+
+
+def observation_of(capture: Capture, model: Model, noisy: bool = False) -> Observation:
+    """Returns what an attacker reads, in the shapes of the model; refuses in words.
+
+    `noisy`: noise is known to have been added, whatever the sidecar claims.
+    """
+    training = _training(capture)
+    given, buffers = arranged(model, capture.received, f"{capture.folder}: received")
+    moved, _ = arranged(model, capture.moved(), f"{capture.folder}: sent", given)
+    leakage = Leakage(PLACES[capture.facts.place])
+    if capture.facts.sent == "gradient" and leakage is not Leakage.EXAMPLE:
+        moved = jax.tree.map(lambda leaf: -training.learning_rate * leaf, moved)
+    labels = capture.facts.labels
+    observation = Observation(
+        params=jax.tree.map(jnp.asarray, given),
+        sent=jax.tree.map(jnp.asarray, moved),
+        buffers=jax.tree.map(jnp.asarray, buffers),
+        labels=None if labels is None else jnp.asarray(labels, jnp.int32),
+        leakage=leakage,
+        training=training,
+    )
+    check_observation(model, observation)
+    if not (noisy or _claims_noise(capture.facts)):
+        _check_output_bias(capture, model, observation)
+    return observation
+
+
+def load_observation(
+    folder: pathlib.Path | str, model: Model, noisy: bool = False
+) -> Observation:
+    """Reads one observation and checks that it fits the model; refuses in words."""
+    return observation_of(read_capture(folder), model, noisy)
+
+
+def _claims_noise(facts: Facts) -> bool:
+    """Whether anything but a clip is claimed: who can't say how much, names it."""
+    return any(value for name, value in (facts.claim or {}).items() if name != "clip")
+
+
+def _training(capture: Capture) -> LocalTraining:
+    """Returns how the client trained; asks in words for what nobody said."""
+    facts = capture.facts
+    rate = facts.learning_rate
+    if facts.sent == "gradient":  # has its own scale
+        facts = dataclasses.replace(
+            facts, learning_rate=rate or 1.0, local_steps=facts.local_steps or 1
+        )
+        facts = dataclasses.replace(facts, optimizer="sgd")
+    for name, option in ASKED.items():
+        require(
+            getattr(facts, name) is not None,
+            f"{capture.folder / ABOUT} does not say {name}, and no attack works "
+            f"without it: write it there, or say {option}",
+        )
+    require(
+        facts.optimizer in (None, "sgd"),
+        f"{capture.folder / ABOUT}: an update of optimizer {facts.optimizer!r} can't "
+        "be replayed yet; sgd can",
+    )
+    assert facts.batch_size and facts.local_steps and facts.learning_rate
+    many = facts.clients or 1
+    require(
+        many == 1 or facts.local_steps == 1,
+        f"{capture.folder}: the mean of {many} clients' updates of "
+        f"{facts.local_steps} local steps each can't be replayed; of one step it can",
+    )
+    return LocalTraining(
+        batch_size=facts.batch_size * many,
+        local_steps=facts.local_steps,
+        learning_rate=float(facts.learning_rate),
+    )
+
+
+def arranged(
+    model: Model, tensors: Arrays, what: str, like: PyTree = None
+) -> tuple[PyTree, PyTree]:
+    """Returns named tensors as the model's parameters and buffers.
+
+    A network that comes from another framework knows that framework's names
+    (`arrange`); else names are those of the tree, `dense1/kernel` or `dense1.kernel`.
+    Tensors that are only numbered are taken in the tree's own order.
+    """
+    own = getattr(model.network, "arrange", None)
+    if own is not None:
+        params, buffers = own(tensors, what)
+        return params, buffers
+    shapes = jax.eval_shape(model.init, jax.random.key(0)) if like is None else like
+    names = tree.names(shapes)
+    if set(tensors) == {str(number) for number in range(len(names))}:
+        tensors = {name: tensors[str(i)] for i, name in enumerate(names)}
+    spelled = {name.replace(".", "/"): array for name, array in tensors.items()}
+    missing = [name for name in names if name not in spelled]
+    others = {n: a for n, a in spelled.items() if n not in set(names)}
+    unknown = [name for name in others if "/" not in name or missing]
+    require(
+        not missing and not unknown,
+        f"{what} does not hold the parameters of model {model.name!r}: missing "
+        f"{listed(missing)}, unknown {listed(unknown)}",
+    )
+    leaves = [spelled[name] for name in names]
+    for name, leaf, shape in zip(names, leaves, jax.tree.leaves(shapes), strict=True):
+        require(
+            leaf.shape == shape.shape and leaf.dtype.kind == "f",
+            f"{what}: {name} must be real numbers of shape {shape.shape}, got "
+            f"{leaf.dtype} {leaf.shape}",
+        )
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves), _nested(others)
+
+
+def _check_output_bias(
+    capture: Capture, model: Model, observation: Observation
+) -> None:
+    """Raises if the last bias moved as no cross-entropy and learning rate can move it.
+
+    Its gradient is a mean of softmax - one-hot: no entry leaves [-1, 1] in a step, and
+    no more entries are negative than there are examples. Noise may break both.
+    """
+    layer = model.output_layer
+    if layer is None or model.example_loss is not cross_entropy:
+        return
+    bias = observation.gradient[layer].get("bias")
+    if bias is None or bias.shape != (model.classes,):
+        return
+    training = observation.training
+    reached, steps = float(jnp.max(jnp.abs(bias))), training.local_steps
+    doubt = (
+        ' Or noise was added: then the sidecar must say so, "claim": {"mechanism": '
+        '"name"}.'
+    )
+    require(
+        reached <= steps * _ROUNDING + 1e-6,
+        f"{capture.folder}: the learning rate {training.learning_rate:g} contradicts "
+        f"the update: in {steps} step(s) the output bias can move by "
+        f"{training.learning_rate * steps:g} at most, and it moved by "
+        f"{reached * training.learning_rate:.3g}.{doubt}",
+    )
+    negative = int(jnp.sum(bias < -1e-3 * reached))
+    require(
+        negative <= training.examples,
+        f"{capture.folder}: the output bias grew for {negative} classes, and only "
+        f"{training.examples} example(s) were used: received and sent are swapped, or "
+        f"batch_size is wrong.{doubt}",
+    )
 
 
 def save_observation(folder: pathlib.Path | str, observation: Observation) -> None:
     """Writes one observation; `load_observation` reads an equal one."""
     target = pathlib.Path(folder)
-    received = {
-        **_flat(_PARAMS, observation.params),
-        **_flat(_BUFFERS, observation.buffers),
-    }
-    _write(target / RECEIVED, received)
-    _write(target / SENT, _flat("", observation.sent))
-    labels = observation.labels
-    about = {
-        "format": FORMAT,
-        "type": int(observation.leakage),
-        "sent": "gradient" if observation.leakage is Leakage.EXAMPLE else "difference",
-        "labels": None if labels is None else np.asarray(labels).tolist(),
-        **dataclasses.asdict(observation.training),
-    }
-    files.write_json(target / ABOUT, about)
-
-
-def load_observation(folder: pathlib.Path | str, model: Model) -> Observation:
-    """Reads one observation and checks that it fits the model; refuses in words."""
-    source = pathlib.Path(folder)
-    require(source.is_dir(), f"there is no folder {source} with a captured observation")
-    about = _about(source / ABOUT)
-    received, sent = _tensors(source / RECEIVED), _tensors(source / SENT)
-    params = _nested(received, _PARAMS)
-    labels = about["labels"]
-    observation = Observation(
-        params=params,
-        sent=_nested(sent, ""),
-        buffers=_nested(received, _BUFFERS),
-        labels=None if labels is None else jnp.asarray(labels, jnp.int32),
-        leakage=Leakage(about["type"]),
-        training=LocalTraining(
-            batch_size=about["batch_size"],
-            local_steps=about["local_steps"],
-            learning_rate=float(about["learning_rate"]),
-            optimizer=about["optimizer"],
-        ),
+    labels, training = observation.labels, observation.training
+    facts = Facts(
+        sent="gradient" if observation.leakage is Leakage.EXAMPLE else "difference",
+        place=PLACE_OF_TYPE[int(observation.leakage)],
+        labels=None if labels is None else np.asarray(labels).tolist(),
+        **dataclasses.asdict(training),
     )
-    expected, found = (set(tree.names(t)) for t in (_shapes(model), params))
-    require(
-        expected == found,
-        f"{source / RECEIVED} does not hold the parameters of model {model.name!r}: "
-        f"missing {', '.join(sorted(expected - found)) or 'none'}, "
-        f"unknown {', '.join(sorted(found - expected)) or 'none'}",
-    )
-    check_observation(model, observation)
-    return observation
+    received = _flat(observation.params) | _flat(observation.buffers)
+    target.mkdir(parents=True, exist_ok=True)
+    fill(target, received, _flat(observation.sent), facts)
 
 
-def _write(path: pathlib.Path, arrays: dict[str, NDArray[Any]]) -> None:
-    content = save(arrays)
-    files.write_whole(path, lambda file: file.write(content))
-
-
-def _shapes(model: Model) -> PyTree:
-    return jax.eval_shape(model.init, jax.random.key(0))
-
-
-def _about(path: pathlib.Path) -> dict[str, Any]:
-    about: dict[str, Any] = files.read_json(path, "sidecar")
-    require(isinstance(about, dict), f"{path} must hold one JSON object")
-    require(
-        about.get("format") == FORMAT,
-        f"{path} has format {about.get('format')!r}; this version reads {FORMAT}",
-    )
-    require(
-        about.get("type") in (0, 1, 2), f"{path}: type must be 0, 1 or 2, got "
-        f"{about.get('type')!r}",
-    )  # fmt: skip
-    meant = "gradient" if about["type"] == 2 else "difference"
-    require(
-        about.get("sent") == meant,
-        f"{path}: a type {about['type']} observation holds a {meant}, got "
-        f"{about.get('sent')!r}",
-    )
-    for name in ("batch_size", "local_steps"):
-        value = about.get(name)
-        require(
-            isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-            f"{path}: {name} must be a whole number from 1, got {value!r}",
-        )
-    rate = about.get("learning_rate")
-    require(
-        isinstance(rate, (int, float)) and math.isfinite(rate) and rate > 0,
-        f"{path}: learning_rate must be positive and finite, got {rate!r}",
-    )
-    require(
-        about.get("optimizer") == "sgd",
-        f"{path}: an update of optimizer {about.get('optimizer')!r} can't be replayed "
-        "yet; sgd can",
-    )
-    labels = about.setdefault("labels", None)
-    whole = isinstance(labels, list) and all(type(label) is int for label in labels)
-    require(labels is None or whole, f"{path}: labels must be whole numbers or null")
-    return about
-
-
-def _tensors(path: pathlib.Path) -> dict[str, NDArray[Any]]:
-    require(path.is_file(), f"there is no file {path}")
-    size = path.stat().st_size
-    require(size <= _MOST_BYTES, f"{path} has {size} bytes, more than {_MOST_BYTES}")
-    try:
-        loaded: dict[str, NDArray[Any]] = load_file(path)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path} can't be read as safetensors: {error}") from None
-    for name, array in loaded.items():
-        require(
-            array.dtype == np.float32,
-            f"{path}: {name} must be float32, got {array.dtype}",
-        )
-    return loaded
-
-
-def _flat(prefix: str, values: PyTree) -> dict[str, NDArray[Any]]:
+def _flat(values: PyTree) -> dict[str, NDArray[Any]]:
     names, leaves = tree.names(values), jax.tree.leaves(values)
     return {
-        f"{prefix}{name}": np.ascontiguousarray(leaf)
+        name: np.ascontiguousarray(leaf)
         for name, leaf in zip(names, leaves, strict=True)
     }
 
 
-def _nested(tensors: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, Any]:
+def _nested(tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Returns the tree of nested dicts that the names spell."""
     whole: dict[str, Any] = {}
     for name, array in tensors.items():
-        if not name.startswith(prefix):
-            continue
-        *folders, leaf = name.removeprefix(prefix).split("/")
+        *folders, leaf = name.split("/")
         place = whole
         for part in folders:
             place = place.setdefault(part, {})
-            require(isinstance(place, dict), f"the tensor names clash at {name!r}")
-        place[leaf] = jnp.asarray(array)
+            if not isinstance(place, dict):
+                raise InputError(f"the tensor names clash at {name!r}")
+        place[leaf] = array
     return whole

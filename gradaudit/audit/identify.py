@@ -102,7 +102,9 @@ def identify(
     total, tensors, training, leakage = 0.0, 1, LocalTraining(), 2
     places = (guard.per_example, guard.update, guard.server)
     for folder in folders:
-        observation = load_observation(pathlib.Path(folder), net)
+        observation = load_observation(
+            pathlib.Path(folder), net, noisy=bool(guard.mechanisms)
+        )
         training, leakage = observation.training, int(observation.leakage)
         each = 1 if leakage == 2 else training.examples
         rows = np.arange(len(data) // each * each).reshape(-1, each)

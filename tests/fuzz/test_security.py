@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gradaudit import files
-from gradaudit.audit import captured, training_plan
+from gradaudit.audit import tensor_files, training_plan
 from gradaudit.cli import account, console
 from gradaudit.cli.app import app
 from gradaudit.data.formats import reading
@@ -122,7 +122,7 @@ def test_the_limits_are_those_of_the_code(root):
     said = (root / "SECURITY.md").read_text()
     gib = reading.DEFAULT_GIB
     assert f"| {gib:g} GiB; `{reading.LIMIT_VARIABLE}` moves it" in said
-    assert f"{captured._MOST_BYTES >> 30} GiB a file" in said
+    assert f"{tensor_files.MOST_BYTES >> 30} GiB a file" in said
     assert f"{files._LARGEST_JSON >> 20} MiB" in said
     assert f"{events.MOST_STEPS:,} equal ones" in said
     assert f"{account._MOST_CHANGES:,} of a schedule" in said

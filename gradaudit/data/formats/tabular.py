@@ -32,7 +32,7 @@ _NAMES = {
 }
 
 
-_DAMAGE = (
+DAMAGE = (
     OSError,
     ValueError,
     EOFError,
@@ -77,13 +77,13 @@ def read_npz(path: Path) -> Contents:
                 pairs = _pairs(path, archive)
                 for split, (x, y) in pairs.items():
                     inputs, labels = (
-                        _member(path, archive, x),
-                        _member(path, archive, y),
+                        read_member(path, archive, x),
+                        read_member(path, archive, y),
                     )
                     splits[split] = inputs, _classes(path, y, labels, inputs)
         except InputError:
             raise
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise InputError(
                 f"{path}: field 'archive' can't be read ({error})"
             ) from None
@@ -109,7 +109,13 @@ def _pairs(path: Path, archive: zipfile.ZipFile) -> dict[str, tuple[str, str]]:
     return pairs
 
 
-def _member(path: Path, archive: zipfile.ZipFile, name: str) -> Array:
+def read_member(
+    path: Path,
+    archive: zipfile.ZipFile,
+    name: str,
+    least_axes: int = 1,
+    most_axes: int = _MOST_AXES,
+) -> Array:
     """Returns one array of numbers; the archive hands out no more than it declares."""
     with archive.open(f"{name}.npy") as file:
         version = np.lib.format.read_magic(file)
@@ -120,9 +126,9 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str) -> Array:
             f"{path}: field {name!r} holds {dtype}, expected integers or real numbers",
         )
         require(
-            0 < len(shape) <= _MOST_AXES and min(shape) > 0,
-            f"{path}: field {name!r} has shape {_short(shape)}, expected examples on 1 "
-            f"to {_MOST_AXES} axes, none of them empty",
+            least_axes <= len(shape) <= most_axes and min(shape, default=1) > 0,
+            f"{path}: field {name!r} has shape {_short(shape)}, expected "
+            f"{least_axes} to {most_axes} axes, none of them empty",
         )
         expected = math.prod(shape) * dtype.itemsize
         data = read_up_to(file, expected + 1)

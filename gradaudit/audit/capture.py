@@ -1,0 +1,246 @@
+"""One captured update, read from its folder: no model is needed, and no jax.
+
+A folder holds `received` (parameters and statistics that the client was given), `sent`
+(what it sent), each as safetensors, `.npz` or `.pt`, and `observation.json` (what is
+known of the rest). Nothing in it is code. Names, shapes, numbers and what they say of
+each other are checked before use. `gradaudit.record` writes such folders.
+"""
+
+import dataclasses
+import hashlib
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradaudit import files
+from gradaudit.audit.tensor_files import Arrays, read_tensors
+from gradaudit.errors import require, unknown_name
+from gradaudit.record import ABOUT, CLAIMS, FORMAT, KINDS, PLACES, Facts
+
+_DEEPEST = 3  # folders in which recordings are looked for
+_SHOWN = 5  # names of tensors in a message
+# Of format 1, which had types and no places.
+PLACE_OF_TYPE = {2: "example", 1: "wire", 0: "server"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """One update as it was captured, on the host; no model is needed to read it."""
+
+    folder: pathlib.Path
+    facts: Facts
+    received: Arrays
+    sent: Arrays
+
+    @property
+    def identity(self) -> tuple[int | None, str | None]:
+        """The round and the client: what pairs recordings of one update."""
+        client = self.facts.client
+        return self.facts.round, None if client is None else str(client)
+
+    def moved(self) -> Arrays:
+        """Returns what was sent as an update (or a gradient), tensor by tensor."""
+        if self.facts.sent != "weights":
+            return self.sent
+        return {
+            name: _difference(array, self.received[name])
+            for name, array in self.sent.items()
+            if name in self.received and array.dtype.kind == "f"
+        }
+
+    def knowing(self, **known: Any) -> "Capture":
+        """Returns the capture with facts that its sidecar leaves open; None is none.
+
+        Raises if the sidecar says otherwise.
+        """
+        given = {name: value for name, value in known.items() if value is not None}
+        for name, value in given.items():
+            said = getattr(self.facts, name)
+            require(
+                said is None or said == value,
+                f"{self.folder / ABOUT} says that {name} is {said!r}, and {value!r} "
+                "was given: correct one of them",
+            )
+        return dataclasses.replace(self, facts=dataclasses.replace(self.facts, **given))
+
+
+def find(folder: pathlib.Path | str) -> list[pathlib.Path]:
+    """Returns the folders of the captured updates in a folder, or the folder itself."""
+    source = pathlib.Path(folder)
+    require(source.is_dir(), f"there is no folder {source} with captured updates")
+    if (source / ABOUT).exists():
+        return [source]
+    depths = ["*/" * depth + ABOUT for depth in range(1, _DEEPEST + 1)]
+    found = sorted(path.parent for depth in depths for path in source.glob(depth))
+    found = [path for path in found if not path.name.startswith(".")]
+    require(
+        len(found) > 0,
+        f"{source} holds no captured update: a folder with {ABOUT}, received.* and "
+        "sent.*, as gradaudit.record writes it (docs/own-system.md)",
+    )
+    return found
+
+
+def read_capture(folder: pathlib.Path | str) -> Capture:
+    """Reads one update; refuses in words what is damaged or contradicts itself."""
+    source = pathlib.Path(folder)
+    require(source.is_dir(), f"there is no folder {source} with a captured update")
+    about = files.read_json(source / ABOUT, "sidecar")
+    facts = _facts(source / ABOUT, about)
+    _check_digests(source, about)
+    received, sent = (read_tensors(source, name) for name in ("received", "sent"))
+    if about["format"] == 1:  # there parameters and statistics had prefixes
+        received = {name.partition("/")[2]: array for name, array in received.items()}
+    for name, array in [*received.items(), *sent.items()]:
+        require(
+            bool(np.isfinite(array).all()),
+            f"{source}: {name} holds NaN or infinity: nothing can be said of it; check "
+            "the training step that produced it",
+        )
+    capture = Capture(source, facts, received, sent)
+    _check_tensors(capture)
+    return capture
+
+
+def _check_tensors(capture: Capture) -> None:
+    """Raises unless what was sent belongs to what was received, and moved it."""
+    missing = [name for name in capture.sent if name not in capture.received]
+    require(
+        not missing,
+        f"{capture.folder}: what was sent has tensors that were not received: "
+        f"{listed(missing)}",
+    )
+    for name, array in capture.sent.items():
+        given = capture.received[name]
+        require(
+            array.shape == given.shape,
+            f"{capture.folder}: {name} was received with shape {given.shape} and sent "
+            f"with {array.shape}",
+        )
+    require(
+        any(array.any() for array in capture.moved().values()),
+        f"{capture.folder}: the update is zero everywhere: it holds no information "
+        "(received and sent are the same, or the learning rate was 0)",
+    )
+
+
+def _facts(path: pathlib.Path, about: Any) -> Facts:
+    """Returns the sidecar's facts, or says which of them can't be."""
+    require(isinstance(about, dict), f"{path} must hold one JSON object")
+    known = about.get("format")
+    require(
+        type(known) is int and 1 <= known <= FORMAT,
+        f"{path} has format {known!r}; this version reads 1 to {FORMAT}",
+    )
+    if known == 1:
+        about = about | {
+            "place": PLACE_OF_TYPE.get(about.get("type"), about.get("type"))
+        }
+    names = {field.name for field in dataclasses.fields(Facts)}
+    for name in about:
+        if name not in names | {"format", "type", "digests"}:
+            raise unknown_name(f"fact in {path}", str(name), names)
+    facts = {name: about[name] for name in names & set(about)}
+    for name, value in facts.items():
+        accepts, words = _FACTS[name]
+        require(
+            (value is None and name not in ("sent", "place")) or accepts(value),
+            f"{path}: {name} must be {words}, got {value!r}",
+        )
+    for name in ("sent", "place"):
+        require(name in facts, f"{path} does not say {name}: {_FACTS[name][1]}")
+    meant = PLACES[facts["place"]]
+    require(
+        about.get("type", meant) == meant and type(about.get("type", 0)) is int,
+        f"{path}: type must be {meant} for the place {facts['place']!r}, got "
+        f"{about.get('type')!r}",
+    )
+    require(
+        meant != 2 or facts["sent"] == "gradient",
+        f"{path}: of one example (type 2) a gradient is read, got {facts['sent']!r}",
+    )
+    require(
+        known > 1 or facts["sent"] == ("gradient" if meant == 2 else "difference"),
+        f"{path}: in format 1, type {meant} can't hold {facts['sent']!r}",
+    )
+    return Facts(**facts)
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _positive(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value > 0
+
+
+def _is_claim(value: Any) -> bool:
+    if not isinstance(value, dict) or not set(value) <= set(CLAIMS):
+        return False
+    return all(
+        isinstance(entry, str)
+        if name in ("mechanism", "law")
+        else entry is None or entry == 0 or _positive(entry)
+        for name, entry in value.items()
+    )
+
+
+_FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "sent": (lambda v: isinstance(v, str) and v in KINDS, " or ".join(KINDS)),
+    "place": (lambda v: isinstance(v, str) and v in PLACES, " or ".join(PLACES)),
+    "round": (lambda v: type(v) is int and v >= 0, "a whole number"),
+    "client": (lambda v: type(v) in (int, str), "a name or a number"),
+    "learning_rate": (_positive, "positive and finite"),
+    "local_steps": (_whole, "a whole number from 1"),
+    "batch_size": (_whole, "a whole number from 1"),
+    "optimizer": (lambda v: isinstance(v, str), "a name, as sgd"),
+    "clients": (_whole, "a whole number from 1"),
+    "labels": (
+        lambda v: isinstance(v, list) and all(type(label) is int for label in v),
+        "whole numbers or null",
+    ),
+    "claim": (_is_claim, f"an object with numbers of {', '.join(CLAIMS)}"),
+    "software": (lambda v: isinstance(v, str), "a text"),
+}
+
+
+def _check_digests(folder: pathlib.Path, about: Mapping[str, Any]) -> None:
+    """Raises if a file is not the one that the sidecar was written with."""
+    digests = about.get("digests") or {}
+    require(isinstance(digests, dict), f"{folder / ABOUT}: digests must be an object")
+    for name, known in digests.items():
+        path = folder / pathlib.PurePath(str(name)).name
+        require(path.is_file(), f"there is no file {path}, which {ABOUT} names")
+        require(
+            files.digest(path) == known,
+            f"{path} is not the file that was recorded: it was cut, changed or "
+            f"swapped (its SHA-256 is not the one in {ABOUT})",
+        )
+
+
+def content_digest(captures: list[Capture]) -> str:
+    """Returns a SHA-256 of everything in these captures."""
+    whole = hashlib.sha256()
+    for capture in captures:
+        whole.update(repr(capture.facts).encode())
+        for name, array in [*capture.received.items(), *capture.sent.items()]:
+            whole.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            whole.update(np.ascontiguousarray(array).data)
+    return whole.hexdigest()
+
+
+def _difference(after: NDArray[Any], before: NDArray[Any]) -> NDArray[np.float32]:
+    # In double precision: the subtraction itself adds no rounding.
+    exact = after.astype(np.float64) - before.astype(np.float64)
+    return exact.astype(np.float32)
+
+
+def listed(names: list[str]) -> str:
+    """Returns some of these names, for a message."""
+    shown = ", ".join(sorted(names)[:_SHOWN]) or "none"
+    return f"{shown} ..." if len(names) > _SHOWN else shown
