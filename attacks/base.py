@@ -32,10 +32,7 @@ class Victims:
     @classmethod
     def single(cls, observation: Observation) -> Self:
         """Returns the one victim of one observation."""
-        sent, labels = jax.tree.map(
-            lambda leaf: np.asarray(leaf)[None], (observation.sent, observation.labels)
-        )
-        stacked = dataclasses.replace(observation, sent=sent, labels=labels)
+        stacked = observation.per_victim(lambda leaf: np.asarray(leaf)[None])
         return cls(1, lambda ids: stacked)
 
 
@@ -148,11 +145,8 @@ def _one_by_one(
     rebuilt = []
     for victim in (np.arange(victims.count) if only is None else only).tolist():
         stacked = victims.observe(np.asarray([victim]))
-        sent, labels = jax.tree.map(
-            lambda leaf: leaf[0], (stacked.sent, stacked.labels)
-        )
-        one = dataclasses.replace(stacked, sent=sent, labels=labels)
-        found = attack.reconstruct(jax.random.fold_in(key, victim), model, one)
+        own = jax.random.fold_in(key, victim)
+        found = attack.reconstruct(own, model, stacked.first())
         rebuilt.append(jax.tree.map(lambda leaf: np.asarray(leaf)[None], found))
         if ended is not None:
             ended(np.asarray([victim]), rebuilt[-1])

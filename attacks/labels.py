@@ -105,7 +105,8 @@ class Counts:
         """Returns the labels, sorted by class."""
         examples = observation.training.examples
         own = jax.random.uniform(key, (self.samples, *model.input_shape))
-        softmax = jnp.mean(jax.nn.softmax(model.apply(observation.params, own)), axis=0)
+        logits = model.apply(observation.params, observation.buffers, own)
+        softmax = jnp.mean(jax.nn.softmax(logits), axis=0)
         # Several local steps sum their gradients: back to the mean over all examples.
         bias = _bias(model, observation) / observation.training.local_steps
         counts = examples * (softmax - bias)

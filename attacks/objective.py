@@ -163,7 +163,7 @@ def guessed_gradient(
     if not replays:
         # Without replay, L steps count as one gradient that was added L times.
         gradient = jax.grad(model.loss)(
-            observation.params, inputs, targets, observation.buffers
+            observation.params, observation.buffers, inputs, targets
         )
         return tree.scale(training.local_steps, gradient)
     images, weights = (
@@ -171,7 +171,9 @@ def guessed_gradient(
         for leaf in (inputs, targets)
     )
     rate = training.learning_rate
-    update = unrolled_update(model, observation.params, images, weights, rate)
+    update = unrolled_update(
+        model, observation.params, observation.buffers, images, weights, rate
+    )
     return tree.scale(-1.0 / rate, update)
 
 
@@ -189,7 +191,7 @@ def expected_evidence(
     def of_batch(params: PyTree, batch: tuple[jax.Array, jax.Array]) -> Evidence:
         def one(example: jax.Array, target: jax.Array) -> PyTree:
             return jax.grad(model.loss)(
-                params, example[None], target[None], observation.buffers
+                params, observation.buffers, example[None], target[None]
             )
 
         units = Evidence.exact(jax.vmap(one)(*batch))

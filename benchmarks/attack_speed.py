@@ -67,7 +67,7 @@ class Problem:
         params = model.init(jax.random.key(0))
         images, labels = dataset.inputs[:count], dataset.labels[:count]
         targets = one_hot(labels, dataset.classes)
-        gradients = per_example_gradients(model, params, images, targets)
+        gradients = per_example_gradients(model, params, {}, images, targets)
         return cls(model, params, images, labels, jax.tree.map(np.asarray, gradients))
 
     @property

@@ -57,11 +57,13 @@ Kernel = Callable[[Model, PyTree, jax.Array, jax.Array, PyTree], Any]
 
 
 def batch(model: Model, params: PyTree, inputs: Any, labels: Any, _: PyTree) -> Any:
-    return batch_gradient(model, params, inputs, one_hot(labels, model.classes))
+    return batch_gradient(model, params, {}, inputs, one_hot(labels, model.classes))
 
 
 def example(model: Model, params: PyTree, inputs: Any, labels: Any, _: PyTree) -> Any:
-    return per_example_gradients(model, params, inputs, one_hot(labels, model.classes))
+    return per_example_gradients(
+        model, params, {}, inputs, one_hot(labels, model.classes)
+    )
 
 
 def matching(
@@ -139,7 +141,7 @@ def make_work(model: Model, dataset: Dataset, count: int) -> Work:
     inputs = jnp.asarray(dataset.inputs)[wanted]
     labels = jnp.asarray(dataset.labels)[wanted]
     gradients = per_example_gradients(
-        model, params, inputs, one_hot(labels, model.classes)
+        model, params, {}, inputs, one_hot(labels, model.classes)
     )
     dummies = jax.random.uniform(jax.random.key(1), inputs.shape)
     return Work(params, dummies, labels, gradients)

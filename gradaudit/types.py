@@ -6,6 +6,7 @@ equal configurations are traced once.
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -69,7 +70,8 @@ class Observation:
 
     `sent` is what was read, as it was sent: one example's gradient (type 2), or the
     client's update, parameters after local training minus parameters received
-    (types 0 and 1). Stacked over victims, `sent` and `labels` have a leading axis.
+    (types 0 and 1). Stacked over victims, `sent`, `sent_buffers` and `labels` have a
+    leading axis.
     """
 
     params: PyTree  # as the client received them
@@ -77,6 +79,9 @@ class Observation:
     buffers: PyTree = dataclasses.field(default_factory=dict)  # batch-norm statistics
     labels: jax.Array | None = None  # (examples,) only if the threat hands them over
     memory: PyTree = ()  # the states of the defense that is told, if one is
+    # What the client sent of its buffers (types 0, 1), where training moves them;
+    # no defense touches them.
+    sent_buffers: PyTree = dataclasses.field(default_factory=dict)
     leakage: Leakage = dataclasses.field(
         default=Leakage.EXAMPLE, metadata={"static": True}
     )
@@ -98,6 +103,17 @@ class Observation:
             return self.sent
         factor = -1.0 / self.training.learning_rate
         return jax.tree.map(lambda leaf: factor * leaf, self.sent)
+
+    def per_victim(self, change: Callable[[HostOrDevice], Any]) -> "Observation":
+        """Returns it with a change of every array that belongs to one victim."""
+        sent, buffers, labels = jax.tree.map(
+            change, (self.sent, self.sent_buffers, self.labels)
+        )
+        return dataclasses.replace(self, sent=sent, sent_buffers=buffers, labels=labels)
+
+    def first(self) -> "Observation":
+        """Returns the first victim's of a stacked observation."""
+        return self.per_victim(lambda leaf: leaf[0])
 
 
 class Status(enum.IntEnum):

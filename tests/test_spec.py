@@ -128,7 +128,8 @@ def test_models_come_back(name):
     key = jax.random.key(0)
     inputs = np.ones((2, 8, 8, 1), np.float32)
     np.testing.assert_array_equal(
-        found.apply(found.init(key), inputs), model.apply(model.init(key), inputs)
+        found.apply(found.init(key), {}, inputs),
+        model.apply(model.init(key), {}, inputs),
     )
 
 
@@ -140,7 +141,8 @@ def test_a_standardized_model_comes_back_with_its_statistics():
     assert found == model != plain
     params = model.init(jax.random.key(0))
     np.testing.assert_array_equal(
-        found.apply(params, data.inputs[:3]), model.apply(params, data.inputs[:3])
+        found.apply(params, {}, data.inputs[:3]),
+        model.apply(params, {}, data.inputs[:3]),
     )
 
 

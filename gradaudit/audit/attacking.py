@@ -24,7 +24,7 @@ from gradaudit.models.model import Model
 from gradaudit.privacy.statement import epsilon, privacy_as_plain
 from gradaudit.report import metrics
 from gradaudit.spec import Spec
-from gradaudit.types import Key, Observation, Reconstruction, Status
+from gradaudit.types import Key, Reconstruction, Status
 
 PICTURED = 8
 
@@ -74,7 +74,7 @@ class Attacking:
         run = self._run
         notes = remarks(run.attack, run.defense, run.threat)
         first = next(iter(run.scenario.groups())).victims.observe(np.zeros(1, np.int64))
-        check_observation(run.model, _unstacked(first))
+        check_observation(run.model, first.first())
         return notes
 
     def _attack(self, key: Key, draw: int, group: Group, slots: int | None) -> bool:
@@ -167,11 +167,6 @@ def _finished(
             evaluator.score(handed_in, rows), begun.tolist(), strict=True
         )
     ]
-
-
-def _unstacked(stacked: Observation) -> Observation:
-    sent, labels = jax.tree.map(lambda leaf: leaf[0], (stacked.sent, stacked.labels))
-    return dataclasses.replace(stacked, sent=sent, labels=labels)
 
 
 def _guess(run: Run, truth: Any, scores: list[Score]) -> metrics.Rate:

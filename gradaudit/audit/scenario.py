@@ -85,7 +85,7 @@ class Simulated:
         self.draws = np.array_split(np.arange(count), draws)
         self._participants = self.draws
         self._states = [
-            self._reach(model.init(_draw_key(params_key, draw)), ids, round_index)
+            self._reach(_draw_key(params_key, draw), ids, round_index)
             for draw, ids in enumerate(self.draws)
         ]
 
@@ -158,7 +158,7 @@ class Simulated:
         observed: Callable[[int], Observation],
         positions: Ids,
     ) -> Observation:
-        sent = _rows(positions, lambda chunk: observed(chunk).sent)
+        sent, buffers = _rows(positions, lambda chunk: _sent(observed(chunk)))
         labels = None
         if self._labels_known:
             labels = self._private(np.resize(clients[positions], _CHUNK)).labels
@@ -169,6 +169,7 @@ class Simulated:
             template,
             params=state.params,
             sent=sent,
+            sent_buffers=buffers,
             labels=labels,
             told=told,
             memory=() if told is None else _memory(state, len(told.at_updates)),
@@ -201,8 +202,7 @@ class Simulated:
             participants=everybody.tolist(),
         )
         shift = chunk * _CHUNK - start
-        sent = jax.tree.map(lambda leaf: np.asarray(leaf)[shift:], observation.sent)
-        return dataclasses.replace(observation, sent=sent)
+        return observation.per_victim(lambda leaf: np.asarray(leaf)[shift:])
 
     def _private(self, clients: Ids) -> Victim:
         """Returns what these clients used in the round, in the order of use."""
@@ -217,13 +217,18 @@ class Simulated:
         cut: Victim = jax.tree.map(lambda leaf: np.asarray(leaf)[:, read], used)
         return cut
 
-    def _reach(self, params: PyTree, clients: Ids, round_index: int) -> ServerState:
-        state = initial_state(self._recipe, params)
+    def _reach(self, key: Key, clients: Ids, round_index: int) -> ServerState:
+        model = self._recipe.model
+        state = initial_state(self._recipe, model.init(key), model.initial_buffers(key))
         for _ in range(round_index):
             state, _ = run_round(
                 self._recipe, self._population, self._key, state, clients
             )
         return state
+
+
+def _sent(observation: Observation) -> tuple[PyTree, PyTree]:
+    return observation.sent, observation.sent_buffers
 
 
 def _memory(state: ServerState, transforms: int) -> PyTree:

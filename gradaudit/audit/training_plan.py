@@ -149,7 +149,8 @@ class Plan:
     def begin(self, training: Training) -> tuple[Key, Progress]:
         """Returns the run's key, and the training before its first round."""
         init_key, key = jax.random.split(jax.random.key(self.seed))
-        return key, training.start(self.network.init(init_key))
+        buffers = self.network.initial_buffers(init_key)
+        return key, training.start(self.network.init(init_key), buffers)
 
     def spec(self, **others: Any) -> Spec:
         """Returns what runs the training again."""

@@ -226,4 +226,5 @@ def _loss_changes(
 ) -> jax.Array:
     """Returns by how much the losses of the first `count` inputs changed."""
     inputs, targets = known.inputs[:count], known.targets[:count]
-    return model.losses(after, inputs, targets) - model.losses(before, inputs, targets)
+    then = model.losses(before, {}, inputs, targets)
+    return model.losses(after, {}, inputs, targets) - then

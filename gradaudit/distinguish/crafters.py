@@ -172,11 +172,18 @@ def _gradient(scene: Scene, index: int) -> jax.Array:
     return gradient
 
 
+def _plain(
+    model: Model, params: PyTree, inputs: jax.Array, targets: jax.Array
+) -> PyTree:
+    """Returns the gradient of a network without buffers."""
+    return batch_gradient(model, params, {}, inputs, targets)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _vector_gradient(
     model: Model, params: PyTree, example: jax.Array, target: jax.Array
 ) -> jax.Array:
-    vector, _ = flatten(batch_gradient(model, params, example[None], target[None]))
+    vector, _ = flatten(_plain(model, params, example[None], target[None]))
     return vector
 
 
@@ -185,7 +192,7 @@ def _input_gradient(
     model: Model, params: PyTree, example: jax.Array, target: jax.Array
 ) -> jax.Array:
     def loss(value: jax.Array) -> jax.Array:
-        return model.loss(params, value[None], target[None])
+        return model.loss(params, {}, value[None], target[None])
 
     slope: jax.Array = jax.grad(loss)(example)
     return slope
@@ -199,7 +206,7 @@ def _train(
 
     def step(_: int, state: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         params, moments = state
-        slope = batch_gradient(model, params, inputs, targets)
+        slope = _plain(model, params, inputs, targets)
         updates, moments = optimizer.update(slope, moments)
         return optax.apply_updates(params, updates), moments
 
@@ -245,5 +252,5 @@ def bystander_gradients(
     chosen = np.asarray(jax.random.randint(key, (count,), 0, len(dataset)))
     targets = one_hot(jnp.asarray(dataset.labels[chosen]), model.classes)
     inputs = jnp.asarray(dataset.inputs[chosen])
-    trees = per_example_gradients(model, crafted.params, inputs, targets)
+    trees = per_example_gradients(model, crafted.params, {}, inputs, targets)
     return jax.vmap(lambda tree: flatten(tree)[0])(trees)

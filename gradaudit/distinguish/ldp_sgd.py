@@ -138,6 +138,11 @@ def play_cells(
       report: told about progress.
     """
     key = jax.random.key(config.seed)
+    require(
+        not jax.tree.leaves(jax.eval_shape(model.initial_buffers, key)),
+        f"model {model.name!r} keeps running statistics (batch norm), and the games "
+        "compare gradients of single inputs: choose a model without them",
+    )
     if params is None:
         params = model.init(jax.random.fold_in(key, _PARAMETERS))
     scenes = [

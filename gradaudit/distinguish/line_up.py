@@ -251,7 +251,10 @@ class Game:
         key = jax.random.fold_in(self._params_key, draw)
 
         def drawn() -> ServerState:
-            return initial_state(self._recipe, self._recipe.model.init(key))
+            model = self._recipe.model
+            return initial_state(
+                self._recipe, model.init(key), model.initial_buffers(key)
+            )
 
         state: ServerState = self._cached(draw, drawn)
         return state
@@ -287,7 +290,13 @@ class Game:
             local_steps=recipe.local_steps,
             learning_rate=recipe.learning_rate,
         )
-        blank = Observation(state.params, (), leakage=self._leakage, training=training)
+        blank = Observation(
+            state.params,
+            (),
+            state.buffers,
+            leakage=self._leakage,
+            training=training,
+        )
         states = (state.per_example, state.update, state.server)
         return told(blank, (recipe.per_example, recipe.update, recipe.server), states)
 

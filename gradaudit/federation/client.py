@@ -33,6 +33,7 @@ class Local:
     params: PyTree
     optimizer: optax.OptState
     states: tuple[State, ...]  # of the per-example transforms
+    buffers: PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -58,15 +59,22 @@ class ClientReport:
     per_example: tuple[State, ...]
     update_states: tuple[State, ...]
     steps: Step  # leaves lead with (local_steps,)
+    buffers: PyTree  # after local training; sent beside the update where they move
 
 
 def example_gradients(
-    model: Model, params: PyTree, inputs: jax.Array, labels: jax.Array
+    model: Model,
+    params: PyTree,
+    buffers: PyTree,
+    inputs: jax.Array,
+    labels: jax.Array,
 ) -> tuple[jax.Array, PyTree]:
     """Returns every example's loss and gradient, with a leading example axis."""
 
     def one(example: jax.Array, target: jax.Array) -> tuple[jax.Array, PyTree]:
-        return jax.value_and_grad(model.loss)(params, example[None], target[None])
+        return jax.value_and_grad(model.loss)(
+            params, buffers, example[None], target[None]
+        )
 
     losses, gradients = jax.vmap(one)(inputs, one_hot(labels, model.classes))
     return losses, gradients
@@ -121,30 +129,31 @@ def _batch_gradient(
     t: jax.Array,
     first: jax.Array,
     tapped: bool,
-) -> tuple[PyTree, tuple[State, ...], Step]:
-    """Returns the defended gradient of a batch."""
+) -> tuple[PyTree, Local, Step]:
+    """Returns the defended gradient of a batch, and the client's memory after it."""
     if not recipe.per_example:  # the mean of the examples' gradients, without them
         targets = one_hot(labels, recipe.model.classes)
-        loss, gradient = jax.value_and_grad(recipe.model.loss)(
-            local.params, inputs, targets
-        )
+        (loss, buffers), gradient = jax.value_and_grad(
+            recipe.model.loss_and_buffers, has_aux=True
+        )(local.params, local.buffers, inputs, targets)
         norms = _norms(first, gradient)
-        return gradient, local.states, Step(loss, norms, norms)
+        after = dataclasses.replace(local, buffers=buffers)
+        return gradient, after, Step(loss, norms, norms)
     factorable = dense_layers(recipe.model) and takes_factors(recipe.per_example)
     if factorable and not tapped:
         targets = one_hot(labels, recipe.model.classes)
         losses, gradients = factored_gradients(
-            recipe.model, local.params, inputs, targets
+            recipe.model, local.params, local.buffers, inputs, targets
         )
     else:
         losses, gradients = example_gradients(
-            recipe.model, local.params, inputs, labels
+            recipe.model, local.params, local.buffers, inputs, labels
         )
     before = _norms(first, gradients, read=_mean)
     average = _averaged if tapped else mean_of_units
     gradient, states = average(recipe.per_example, key, gradients, local.states, t)
     step = Step(jnp.mean(losses), before, _norms(first, gradient))
-    return gradient, states, step
+    return gradient, dataclasses.replace(local, states=states), step
 
 
 def _poisson_gradient(
@@ -155,7 +164,7 @@ def _poisson_gradient(
     t: jax.Array,
     first: jax.Array,
     tapped: bool,
-) -> tuple[PyTree, tuple[State, ...], Step]:
+) -> tuple[PyTree, Local, Step]:
     """Returns the defended gradient of a Poisson batch: sums over B, as DP-SGD's.
 
     With B the expected size: (sum over the drawn examples of their transformed
@@ -174,12 +183,15 @@ def _poisson_gradient(
     if not recipe.per_example:
 
         def loss_of(params: PyTree) -> jax.Array:
-            return jnp.vdot(weights, recipe.model.losses(params, inputs, targets))
+            losses = recipe.model.losses(params, local.buffers, inputs, targets)
+            return jnp.vdot(weights, losses)
 
         loss, gradient = jax.value_and_grad(loss_of)(local.params)
         norms = _norms(first, gradient)
-        return gradient, local.states, Step(loss, norms, norms)
-    losses, gradients = example_gradients(recipe.model, local.params, inputs, labels)
+        return gradient, local, Step(loss, norms, norms)
+    losses, gradients = example_gradients(
+        recipe.model, local.params, local.buffers, inputs, labels
+    )
     before = _norms(first, gradients, read=total)
     cut = len(recipe.unitwise)
     units, states = run(recipe.unitwise, key, gradients, local.states[:cut], t)
@@ -195,7 +207,7 @@ def _poisson_gradient(
         gradient, after = average(recipe.added, last, alike, local.states[cut:], t)
         states = (*states, *after)
     step = Step(jnp.vdot(weights, losses), before, _norms(first, gradient))
-    return gradient, states, step
+    return gradient, dataclasses.replace(local, states=states), step
 
 
 def local_steps(
@@ -215,19 +227,21 @@ def local_steps(
         size, t, initial = recipe.batch_size, start.round, step == 0
         if recipe.batches is Batches.POISSON:
             coins = population.poisson_batch(batch_key, client, size)
-            gradient, states, seen = _poisson_gradient(
+            gradient, local, seen = _poisson_gradient(
                 recipe, noise_key, local, coins, t, initial, tapped
             )
         else:
             inputs, labels = population.batch(batch_key, client, size)
-            gradient, states, seen = _batch_gradient(
+            gradient, local, seen = _batch_gradient(
                 recipe, noise_key, local, inputs, labels, t, initial, tapped
             )
         change, memory = optimizer.update(gradient, local.optimizer, local.params)
         params = optax.apply_updates(local.params, change)
-        return Local(params, memory, states), seen
+        return dataclasses.replace(local, params=params, optimizer=memory), seen
 
-    first = Local(start.params, optimizer.init(start.params), start.per_example)
+    first = Local(
+        start.params, optimizer.init(start.params), start.per_example, start.buffers
+    )
     local, seen = jax.lax.scan(iterate, first, jnp.arange(steps))
     return local, seen
 
@@ -256,4 +270,4 @@ def train_client(
         recipe.update, update_key(key), alone, start.update, start.round
     )
     update = jax.tree.map(lambda leaf: leaf[0], alone)
-    return ClientReport(update, local.states, states, seen)
+    return ClientReport(update, local.states, states, seen, local.buffers)

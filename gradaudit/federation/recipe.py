@@ -42,7 +42,16 @@ class Recipe:
     batches: Batches = Batches.FIXED
 
     def __post_init__(self) -> None:
+        if self.per_example:
+            self.model.check_apart(
+                "the defense changes the gradient of every example",
+                "Choose a defense of the whole update, or a model with group norm or "
+                "with batch norm in evaluation mode.",
+            )
         if self.batches is Batches.POISSON:
+            self.model.check_apart(
+                "Poisson batches are padded", "Choose batches of a fixed size."
+            )
             for transform in self.unitwise:
                 _check_in_poisson_batches(transform)
 
@@ -101,23 +110,33 @@ def _check_in_poisson_batches(transform: Transform) -> None:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ServerState:
-    """What the next round needs: the model and what the transforms remember."""
+    """What the next round needs: the model and what the transforms remember.
+
+    Buffers are sent to the clients with the parameters. Where training moves them
+    (`Model.coupled`), every client sends its own back beside its update, and the
+    server averages them with the clients' weights, as FedAvg does with parameters.
+    No transform of a defense touches them.
+    """
 
     params: PyTree
     per_example: tuple[State, ...]
     update: tuple[State, ...]
     server: tuple[State, ...]
     round: jax.Array  # () rounds done, int32
+    buffers: PyTree = dataclasses.field(default_factory=dict)
 
 
-def initial_state(recipe: Recipe, params: PyTree) -> ServerState:
-    """Returns the state before the first round."""
+def initial_state(
+    recipe: Recipe, params: PyTree, buffers: PyTree | None = None
+) -> ServerState:
+    """Returns the state before the first round; no buffers are the empty dict."""
     return ServerState(
         params=params,
         per_example=init_states(recipe.per_example, params),
         update=init_states(recipe.update, params),
         server=init_states(recipe.server, params),
         round=jax.numpy.zeros((), jax.numpy.int32),
+        buffers={} if buffers is None else buffers,
     )
 
 

@@ -99,6 +99,7 @@ class _Totals:
 
     weight: jax.Array
     sent: PyTree  # () where the server must see the updates themselves
+    buffers: PyTree  # how far they moved; () where training leaves them alone
     states: PyTree
     norm_before: jax.Array
     norm_after: jax.Array
@@ -199,15 +200,18 @@ def _round(
     per_example, update = _mean_states(
         (state.per_example, state.update), totals.states, count
     )
-    params = state.params
+    params, buffers = state.params, state.buffers
     if not recipe.server_sees_round:
         params = aggregate(params, totals.sent, totals.weight)
+    if recipe.model.coupled:
+        buffers = aggregate(buffers, totals.buffers, totals.weight)
     following = ServerState(
         params=params,
         per_example=per_example,
         update=update,
         server=state.server,
         round=state.round + 1,
+        buffers=buffers,
     )
     info = RoundInfo(losses, totals.norm_before / count, totals.norm_after / count)
     return following, info, updates
@@ -247,7 +251,7 @@ def _on_one_device(
         weights = client_weights(recipe.weighting, population.sizes[ids]) * present
         kept = reports.update if recipe.server_sees_round else ()
         losses = jnp.mean(reports.steps.loss, axis=1)
-        return _totals(recipe, reports, weights, present), (losses, kept)
+        return _totals(recipe, state, reports, weights, present), (losses, kept)
 
     def one_chunk(
         totals: _Totals, part: tuple[jax.Array, jax.Array]
@@ -274,7 +278,11 @@ def _nothing(zeros: _Chunk, *unused: jax.Array) -> _Chunk:
 
 
 def _totals(
-    recipe: Recipe, reports: ClientReport, weights: jax.Array, present: jax.Array
+    recipe: Recipe,
+    state: ServerState,
+    reports: ClientReport,
+    weights: jax.Array,
+    present: jax.Array,
 ) -> _Totals:
     mask = present.astype(jnp.float32)
 
@@ -283,9 +291,13 @@ def _totals(
 
     steps = reports.steps
     together = recipe.server_sees_round
+    moved: PyTree = ()
+    if recipe.model.coupled:
+        moved = jax.tree.map(jnp.subtract, reports.buffers, state.buffers)
     return _Totals(
         weight=jnp.sum(weights),
         sent=() if together else weighted_sum(reports.update, weights),
+        buffers=weighted_sum(moved, weights),
         states=jax.tree.map(total, (reports.per_example, reports.update_states)),
         norm_before=total(steps.norm_before[:, 0]),
         norm_after=total(steps.norm_after[:, 0]),

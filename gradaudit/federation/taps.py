@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 
 from gradaudit.defenses.base import run
 from gradaudit.errors import InputError, require
-from gradaudit.federation.client import example_gradients, local_steps, train_client
+from gradaudit.federation.client import (
+    ClientReport,
+    example_gradients,
+    local_steps,
+    train_client,
+)
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import (
     Recipe,
@@ -69,6 +74,10 @@ def observe_many(
     _check(recipe, population, clients, iteration, example)
     ids = jnp.asarray(np.asarray(clients, np.int32))
     if leakage is Leakage.EXAMPLE:
+        recipe.model.check_apart(
+            "type 2 reads the gradient of one example",
+            "Attack the batch: type 1 or 0.",
+        )
         leaked: tuple[Observation, Victim] = _example_leaks(
             recipe, population, key, state, ids, iteration, example
         )
@@ -76,12 +85,12 @@ def observe_many(
     if leakage is Leakage.SERVER and recipe.server_sees_round:
         everybody = _participants(population, clients, participants)
         rows = np.searchsorted(everybody, np.asarray(clients))
-        updates = jax.tree.map(
+        updates, after = jax.tree.map(
             lambda leaf: leaf[rows],
             _whole_round(recipe, population, key, state, jnp.asarray(everybody)),
         )
     else:
-        updates = _updates(recipe, leakage, population, key, state, ids)
+        updates, after = _updates(recipe, leakage, population, key, state, ids)
     training = LocalTraining(
         batch_size=recipe.batch_size,
         local_steps=recipe.local_steps,
@@ -89,7 +98,12 @@ def observe_many(
         optimizer=recipe.optimizer.value,
     )
     observation = Observation(
-        params=state.params, sent=updates, leakage=leakage, training=training
+        params=state.params,
+        sent=updates,
+        buffers=state.buffers,
+        sent_buffers=after,
+        leakage=leakage,
+        training=training,
     )
     return observation, private_data(recipe, population, key, state, ids)
 
@@ -161,7 +175,9 @@ def _example_leaks(
         )
         batch_key, noise_key = iteration_keys(own, iteration)
         inputs, labels = population.batch(batch_key, client, recipe.batch_size)
-        _, gradients = example_gradients(recipe.model, local.params, inputs, labels)
+        _, gradients = example_gradients(
+            recipe.model, local.params, local.buffers, inputs, labels
+        )
         gradients, _ = run(
             recipe.per_example, noise_key, gradients, local.states, state.round
         )
@@ -170,12 +186,15 @@ def _example_leaks(
         observation = Observation(
             params=local.params,
             sent=read,
+            buffers=local.buffers,
             leakage=Leakage.EXAMPLE,
             training=LocalTraining(learning_rate=recipe.learning_rate),
         )
         return observation, Victim(inputs[this], labels[this])
 
     observation, victims = jax.vmap(one)(clients)
+    # Examples that have gradients of their own leave the buffers alone.
+    observation = dataclasses.replace(observation, buffers=state.buffers)
     if iteration == 0:  # every client still has the parameters that it received
         observation = dataclasses.replace(observation, params=state.params)
     return observation, victims
@@ -189,15 +208,16 @@ def _updates(
     key: Key,
     state: ServerState,
     clients: jax.Array,
-) -> PyTree:
-    """Returns each client's update at the client or, alone, at the server."""
+) -> tuple[PyTree, PyTree]:
+    """Returns what each client sent, at the client or, alone, at the server."""
 
-    def one(client: jax.Array) -> PyTree:
+    def one(client: jax.Array) -> tuple[PyTree, PyTree]:
         own = client_key(key, state.round, client)
         report = train_client(recipe, population, own, state, client, tapped=True)
+        update = report.update
         if leakage is Leakage.SERVER and recipe.server:
-            return at_server(recipe, key, state, client, report.update)
-        return report.update
+            update = at_server(recipe, key, state, client, update)
+        return update, _sent_buffers(recipe, report)
 
     return jax.vmap(one)(clients)
 
@@ -209,16 +229,22 @@ def _whole_round(
     key: Key,
     state: ServerState,
     participants: jax.Array,
-) -> PyTree:
-    """Returns the updates of all participants as the server makes them together."""
+) -> tuple[PyTree, PyTree]:
+    """Returns what all participants sent as the server makes it together."""
 
-    def one(client: jax.Array) -> PyTree:
+    def one(client: jax.Array) -> tuple[PyTree, PyTree]:
         own = client_key(key, state.round, client)
-        return train_client(recipe, population, own, state, client, tapped=True).update
+        report = train_client(recipe, population, own, state, client, tapped=True)
+        return report.update, _sent_buffers(recipe, report)
 
     size = min(_TOGETHER, len(participants))
-    updates = jax.lax.map(one, participants, batch_size=size)
-    return at_server_together(recipe, key, state, updates)[0]
+    updates, buffers = jax.lax.map(one, participants, batch_size=size)
+    return at_server_together(recipe, key, state, updates)[0], buffers
+
+
+def _sent_buffers(recipe: Recipe, report: ClientReport) -> PyTree:
+    """Returns the buffers that a client sends: none where it leaves them alone."""
+    return report.buffers if recipe.model.coupled else {}
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -26,7 +26,7 @@ from gradaudit.federation.recipe import (
 from gradaudit.federation.round import RoundInfo, default_chunk, run_round
 from gradaudit.machine import device_count, place
 from gradaudit.mechanism import Point
-from gradaudit.models.gradients import batch_gradient, one_hot
+from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.types import Key, PyTree
 
@@ -35,13 +35,17 @@ _BATCH = 250
 
 @functools.partial(jax.jit, static_argnums=0)
 def evaluate(
-    model: Model, params: PyTree, inputs: jax.Array, labels: jax.Array
+    model: Model,
+    params: PyTree,
+    buffers: PyTree,
+    inputs: jax.Array,
+    labels: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (accuracy, mean loss); memory does not grow with the examples."""
 
     def one(example: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         image, label = example
-        logits = model.apply(params, image[None])
+        logits = model.apply(params, buffers, image[None])
         loss = model.example_loss(logits, one_hot(label[None], model.classes))[0]
         return jnp.argmax(logits[0]) == label, loss
 
@@ -62,34 +66,46 @@ class PublicData:
     learning_rate: float = dataclasses.field(default=0.05, metadata={"static": True})
 
 
-def fine_tune(model: Model, key: Key, params: PyTree, public: PublicData) -> PyTree:
-    """Returns the parameters after one epoch in random order; a rest is left out."""
+def fine_tune(
+    model: Model, key: Key, params: PyTree, buffers: PyTree, public: PublicData
+) -> tuple[PyTree, PyTree]:
+    """Returns parameters and buffers after one epoch in random order.
+
+    A rest that does not fill a batch is left out.
+    """
     require(
         len(public.inputs) >= public.batch_size,
         f"{len(public.inputs)} public examples are fewer than a batch of "
         f"{public.batch_size}",
     )
-    return _epoch(model, key, params, public)
+    tuned: tuple[PyTree, PyTree] = _epoch(model, key, params, buffers, public)
+    return tuned
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _epoch(model: Model, key: Key, params: PyTree, public: PublicData) -> PyTree:
+def _epoch(
+    model: Model, key: Key, params: PyTree, buffers: PyTree, public: PublicData
+) -> tuple[PyTree, PyTree]:
     optimizer = optax.sgd(public.learning_rate)
     steps = len(public.inputs) // public.batch_size
     order = jax.random.permutation(key, len(public.inputs))
     batches = order[: steps * public.batch_size].reshape(steps, public.batch_size)
 
     def step(
-        carry: tuple[PyTree, optax.OptState], chosen: jax.Array
-    ) -> tuple[tuple[PyTree, optax.OptState], None]:
-        params, memory = carry
+        carry: tuple[PyTree, PyTree, optax.OptState], chosen: jax.Array
+    ) -> tuple[tuple[PyTree, PyTree, optax.OptState], None]:
+        params, buffers, memory = carry
         targets = one_hot(public.labels[chosen], model.classes)
-        gradient = batch_gradient(model, params, public.inputs[chosen], targets)
+        gradient, buffers = jax.grad(model.loss_and_buffers, has_aux=True)(
+            params, buffers, public.inputs[chosen], targets
+        )
         change, memory = optimizer.update(gradient, memory, params)
-        return (optax.apply_updates(params, change), memory), None
+        return (optax.apply_updates(params, change), buffers, memory), None
 
-    (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), batches)
-    return jax.tree.map(jnp.asarray, params)
+    start = (params, buffers, optimizer.init(params))
+    (params, buffers, _), _ = jax.lax.scan(step, start, batches)
+    held: tuple[PyTree, PyTree] = jax.tree.map(jnp.asarray, (params, buffers))
+    return held
 
 
 def hold_out(data: Dataset, count: int, seed: int) -> tuple[PublicData | None, Dataset]:
@@ -169,12 +185,12 @@ class Training:
             f"evaluate_every must be at least 1, got {self.evaluate_every}",
         )
 
-    def start(self, params: PyTree) -> Progress:
+    def start(self, params: PyTree, buffers: PyTree | None = None) -> Progress:
         """Returns the training before its first round.
 
         Refuses transforms whose states can't be averaged over clients.
         """
-        recipe, state = self.recipe, initial_state(self.recipe, params)
+        recipe, state = self.recipe, initial_state(self.recipe, params, buffers)
         for point, transforms, states in (
             (Point.PER_EXAMPLE, recipe.per_example, state.per_example),
             (Point.UPDATE, recipe.update, state.update),
@@ -212,8 +228,10 @@ class Training:
         )
         if self.public is not None:
             tuning = fine_tuning_key(key, began.round)
-            params = fine_tune(self.recipe.model, tuning, state.params, self.public)
-            state = dataclasses.replace(state, params=params)
+            params, buffers = fine_tune(
+                self.recipe.model, tuning, state.params, state.buffers, self.public
+            )
+            state = dataclasses.replace(state, params=params, buffers=buffers)
         jax.block_until_ready(state)  # type: ignore[no-untyped-call]
         seconds = time.perf_counter() - clock
         sizes = np.asarray(self.population.sizes)
@@ -228,7 +246,7 @@ class Training:
     ) -> RoundRecord:
         done, accuracy, loss = int(state.round), None, None
         if done % self.evaluate_every == 0:
-            accuracy, loss = self.validate(state.params)
+            accuracy, loss = self.validate(state)
         losses = np.asarray(info.losses)
         return RoundRecord(
             round=done,
@@ -242,9 +260,11 @@ class Training:
             seconds=seconds,
         )
 
-    def validate(self, params: PyTree) -> tuple[float, float]:
+    def validate(self, state: ServerState) -> tuple[float, float]:
         """Returns (accuracy, loss) on the validation data."""
-        accuracy, loss = evaluate(self.recipe.model, params, *self._validation)
+        accuracy, loss = evaluate(
+            self.recipe.model, state.params, state.buffers, *self._validation
+        )
         return float(accuracy), float(loss)
 
     @functools.cached_property

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradaudit import tree
 from gradaudit.errors import InputError, require
-from gradaudit.models.model import Model
+from gradaudit.models.model import INPUTS, Model
 from gradaudit.types import HostOrDevice, PyTree
 
 
@@ -19,20 +19,31 @@ def one_hot(labels: jax.Array, classes: int) -> jax.Array:
 
 
 def batch_gradient(
-    model: Model, params: PyTree, inputs: jax.Array, targets: jax.Array
+    model: Model,
+    params: PyTree,
+    buffers: PyTree,
+    inputs: jax.Array,
+    targets: jax.Array,
 ) -> PyTree:
     """Returns the gradient of the mean loss; targets are (batch, classes)."""
-    return jax.grad(model.loss)(params, inputs, targets)
+    return jax.grad(model.loss)(params, buffers, inputs, targets)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def per_example_gradients(
-    model: Model, params: PyTree, inputs: jax.Array, targets: jax.Array
+    model: Model,
+    params: PyTree,
+    buffers: PyTree,
+    inputs: jax.Array,
+    targets: jax.Array,
 ) -> PyTree:
     """Returns every example's own gradient, with a leading example axis."""
+    model.check_apart(
+        "per-example gradients were asked for", "Take the batch's (batch_gradient)."
+    )
 
     def one(example: jax.Array, target: jax.Array) -> PyTree:
-        return batch_gradient(model, params, example[None], target[None])
+        return batch_gradient(model, params, buffers, example[None], target[None])
 
     return jax.vmap(one)(inputs, targets)
 
@@ -55,9 +66,6 @@ def check_batch(model: Model, inputs: HostOrDevice, labels: HostOrDevice) -> Non
     if bool(jnp.any(outside)):
         value = int(labels[jnp.argmax(outside)])
         raise InputError(f"label {value} is outside [0, {model.classes})")
-
-
-INPUTS = "dense_inputs"  # the collection in which a network hands them out
 
 
 @jax.tree_util.register_dataclass
@@ -93,7 +101,11 @@ def dense_layers(model: Model) -> tuple[str, ...]:
 
 
 def factored_gradients(
-    model: Model, params: PyTree, inputs: jax.Array, targets: jax.Array
+    model: Model,
+    params: PyTree,
+    buffers: PyTree,
+    inputs: jax.Array,
+    targets: jax.Array,
 ) -> tuple[jax.Array, PyTree]:
     """Returns every example's loss and gradient; dense kernels as `Outer`.
 
@@ -104,7 +116,7 @@ def factored_gradients(
 
     def loss(params: PyTree, example: jax.Array, target: jax.Array) -> Any:
         logits, seen = network.apply(
-            {"params": params}, example[None], mutable=[INPUTS]
+            {"params": params, **buffers}, example[None], mutable=[INPUTS]
         )
         rows = {layer: seen[INPUTS][layer]["inputs"][0][0] for layer in layers}
         return model.example_loss(logits, target[None])[0], rows
@@ -123,6 +135,7 @@ def factored_gradients(
 def unrolled_update(
     model: Model,
     params: PyTree,
+    buffers: PyTree,
     inputs: jax.Array,
     targets: jax.Array,
     learning_rate: float,
@@ -132,6 +145,8 @@ def unrolled_update(
     Args:
       model: the model.
       params: the parameters that the client received.
+      buffers: likewise; in training they are read or ignored, never followed: where
+        the batch's own statistics count, the running ones change no gradient.
       inputs: the batches in the order of the steps, (steps, batch, *input_shape).
       targets: their target weights, (steps, batch, classes).
       learning_rate: the client's.
@@ -143,7 +158,7 @@ def unrolled_update(
     def step(
         current: PyTree, batch: tuple[jax.Array, jax.Array]
     ) -> tuple[PyTree, None]:
-        gradient = batch_gradient(model, current, *batch)
+        gradient = batch_gradient(model, current, buffers, *batch)
         return tree.subtract(current, tree.scale(learning_rate, gradient)), None
 
     final, _ = jax.lax.scan(step, params, (inputs, targets))

@@ -2,25 +2,36 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit.errors import require
 from gradaudit.spec import rebuilds
 from gradaudit.types import Key, PyTree
 
 
 class Network(Protocol):
-    """What a model is made of: a flax linen module fits, so does `Function`."""
+    """What a model is made of: a flax linen module fits, so does `Function`.
+
+    Variables are a dict: `params`, and beside them the buffers by collection.
+    """
 
     def init(self, key: Key, inputs: jax.Array) -> Any:
         """Returns the variables for inputs of this shape."""
 
     def apply(self, variables: Any, inputs: jax.Array) -> Any:
         """Returns the logits, (batch, classes)."""
+
+
+class CoupledNetwork(Network, Protocol):
+    """A network whose training looks at the batch as a whole, as batch norm does."""
+
+    def train(self, variables: Any, inputs: jax.Array) -> tuple[Any, PyTree]:
+        """Returns the logits in training, and the buffers after it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +51,9 @@ class Function:
         return self.logits(variables["params"], inputs)
 
 
+INPUTS = "dense_inputs"  # the collection in which a network hands them out
+
+
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Returns -sum(targets * log softmax(logits)), one number per example."""
     return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
@@ -48,6 +62,13 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A network, its per-example loss and the shapes; hashable, a static argument.
+
+    Buffers are the network's variables beside its parameters, by collection (the
+    running statistics of batch norm): data that no gradient is taken of. A network
+    without them has the empty dict. `coupled` says that training normalises by the
+    batch's own statistics: `loss` then is the batch's, no example has a gradient of
+    its own, and every step of training moves the buffers. Otherwise training reads
+    the buffers as they are and leaves them alone.
 
     `output_layer` names the entry of the parameters that holds the last dense
     layer's `kernel` (features, classes) and, if it has one, `bias`; label recovery
@@ -63,6 +84,7 @@ class Model:
     output_layer: str | None = None
     input_layer: str | None = None
     example_loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
+    coupled: bool = False  # the network is a CoupledNetwork
     origin: tuple[Callable[..., Any], tuple[tuple[str, Any], ...]] | None = (
         dataclasses.field(default=None, compare=False)
     )
@@ -78,45 +100,79 @@ class Model:
         own = isinstance(self.network, Function)
         return _initial(self, key) if own else _compiled_initial(self, key)
 
-    def apply(
-        self, params: PyTree, inputs: jax.Array, buffers: PyTree = None
-    ) -> jax.Array:
+    def initial_buffers(self, key: Key) -> PyTree:
+        """Returns the buffers that belong to the fresh parameters of this key."""
+        own = isinstance(self.network, Function)
+        return _buffers(self, key) if own else _compiled_buffers(self, key)
+
+    def apply(self, params: PyTree, buffers: PyTree, inputs: jax.Array) -> jax.Array:
         """Returns the logits (batch, classes) of inputs (batch, *input_shape).
 
-        `buffers` are the network's other variables by collection (batch-norm
-        statistics): data, not parameters.
+        This is evaluation: what is predicted of an example depends on it alone.
         """
-        variables = {"params": params, **(buffers or {})}
-        logits: jax.Array = self.network.apply(variables, inputs)
+        logits: jax.Array = self.network.apply({"params": params, **buffers}, inputs)
         return logits
 
+    def training_losses(
+        self, params: PyTree, buffers: PyTree, inputs: jax.Array, targets: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        """Returns one loss per example, and the buffers after this step of training.
+
+        Targets are (batch, classes) weights.
+        """
+        if self.coupled:
+            network = cast(CoupledNetwork, self.network)
+            logits, buffers = network.train({"params": params, **buffers}, inputs)
+        else:
+            logits = self.apply(params, buffers, inputs)
+        return self.example_loss(logits, targets), buffers
+
     def losses(
-        self,
-        params: PyTree,
-        inputs: jax.Array,
-        targets: jax.Array,
-        buffers: PyTree = None,
+        self, params: PyTree, buffers: PyTree, inputs: jax.Array, targets: jax.Array
     ) -> jax.Array:
-        """Returns one loss per example; targets are (batch, classes) weights."""
-        return self.example_loss(self.apply(params, inputs, buffers), targets)
+        """Returns one loss per example, as training computes it."""
+        return self.training_losses(params, buffers, inputs, targets)[0]
 
     def loss(
-        self,
-        params: PyTree,
-        inputs: jax.Array,
-        targets: jax.Array,
-        buffers: PyTree = None,
+        self, params: PyTree, buffers: PyTree, inputs: jax.Array, targets: jax.Array
     ) -> jax.Array:
-        """Returns the mean loss of a batch."""
-        return jnp.mean(self.losses(params, inputs, targets, buffers))
+        """Returns the mean loss of a batch: clients descend its gradient."""
+        return jnp.mean(self.losses(params, buffers, inputs, targets))
+
+    def loss_and_buffers(
+        self, params: PyTree, buffers: PyTree, inputs: jax.Array, targets: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        """Returns the mean loss of a batch, and the buffers after it."""
+        losses, after = self.training_losses(params, buffers, inputs, targets)
+        return jnp.mean(losses), after
+
+    def check_apart(self, purpose: str, instead: str) -> None:
+        """Raises in words where examples have no gradients of their own."""
+        require(
+            not self.coupled,
+            f"{purpose}, and model {self.name!r} normalises by the statistics of the "
+            f"whole batch: an example has no gradient of its own. {instead}",
+        )
+
+
+def _variables(model: Model, key: Key) -> dict[str, PyTree]:
+    dummy = jnp.zeros((1, *model.input_shape), jnp.float32)
+    variables: dict[str, PyTree] = model.network.init(key, dummy)
+    return variables
 
 
 def _initial(model: Model, key: Key) -> PyTree:
-    dummy = jnp.zeros((1, *model.input_shape), jnp.float32)
-    return model.network.init(key, dummy)["params"]
+    return _variables(model, key)["params"]
 
 
+def _buffers(model: Model, key: Key) -> PyTree:
+    return {k: v for k, v in _variables(model, key).items() if k not in _NO_BUFFERS}
+
+
+# What a network hands out on the way (`sow`) is neither.
+_NO_BUFFERS = ("params", INPUTS)
 _compiled_initial = jax.jit(_initial, static_argnums=0)
+_compiled_buffers = jax.jit(_buffers, static_argnums=0)
 
 
 def from_function(
@@ -151,6 +207,11 @@ class Standardized:
     def apply(self, variables: Any, inputs: jax.Array) -> Any:
         """Returns the logits, (batch, classes)."""
         return self.network.apply(variables, self._scaled(inputs))
+
+    def train(self, variables: Any, inputs: jax.Array) -> tuple[Any, PyTree]:
+        """Returns the logits in training and the buffers, of a coupled network."""
+        network = cast(CoupledNetwork, self.network)
+        return network.train(variables, self._scaled(inputs))
 
     def _scaled(self, inputs: jax.Array) -> jax.Array:
         shape = inputs.shape[1:]

@@ -10,8 +10,7 @@ from flax import linen as nn
 
 from gradaudit.errors import InputError, require, unknown_name
 from gradaudit.models.convolution import Path, convolve, same_padding
-from gradaudit.models.gradients import INPUTS
-from gradaudit.models.model import Model
+from gradaudit.models.model import INPUTS, Model
 from gradaudit.spec import rebuilds
 from gradaudit.types import Key
 

@@ -42,7 +42,7 @@ def _first_gradient(
 ) -> tuple[PyTree, PyTree]:
     params = model.init(jax.random.key(seed))
     targets = one_hot(labels, model.classes)
-    return params, batch_gradient(model, params, inputs, targets)
+    return params, batch_gradient(model, params, {}, inputs, targets)
 
 
 def digit_victims(
@@ -53,7 +53,7 @@ def digit_victims(
     model = build_model(model_name, digits.shape, digits.classes)
     params = model.init(jax.random.key(7))
     gradients = jax.jit(
-        jax.vmap(lambda x, y: batch_gradient(model, params, x[None], y[None]))
+        jax.vmap(lambda x, y: batch_gradient(model, params, {}, x[None], y[None]))
     )(digits.inputs[:count], one_hot(digits.labels[:count], digits.classes))
     gradients = jax.tree.map(np.asarray, gradients)
 

@@ -87,13 +87,13 @@ def test_the_gradient_of_the_objective_is_its_gradient(name):
 
     def another_way(where):
         """The slope of the loss' directional derivative along the residual."""
-        gradient = jax.grad(model.loss)(observation.params, *unpack(where))
+        gradient = jax.grad(model.loss)(observation.params, {}, *unpack(where))
         value, residual = jax.value_and_grad(
             lambda g: matching.distance(g, observation.gradient)
         )(gradient)
 
         def directional(z):
-            loss = lambda p: model.loss(p, *unpack(z))  # noqa: E731
+            loss = lambda p: model.loss(p, {}, *unpack(z))  # noqa: E731
             return jax.jvp(loss, (observation.params,), (residual,))[1]
 
         def penalty(z):
@@ -169,7 +169,7 @@ def test_equal_configurations_are_traced_once():
 
     def logits(params, inputs):
         traces.append(1)
-        return base.apply(params, inputs)
+        return base.apply(params, {}, inputs)
 
     model = from_function(logits, base.init, (8, 8, 1), 10, output_layer="output")
     observation, _ = leak(base, digits.inputs[:1], digits.labels[:1])
@@ -294,6 +294,7 @@ def test_an_observation_has_no_room_for_the_truth():
         "params",
         "sent",
         "buffers",
+        "sent_buffers",
         "labels",  # only if the threat grants them
         "memory",
         "leakage",

@@ -114,6 +114,7 @@ def four_steps():
     update = unrolled_update(
         model,
         params,
+        {},
         inputs.reshape(4, 1, *digits.shape),
         one_hot(jnp.asarray(labels), 10).reshape(4, 1, 10),
         LOCAL.learning_rate,

@@ -84,7 +84,7 @@ def ours(problem):
     targets = one_hot(jnp.asarray(problem.labels), 10)
     layout = Layout((1, 28, 28, 1), 10, searches_labels=False)
     clock = Clock(jnp.zeros((), jnp.int32), OUTER)
-    leaked = per_example_gradients(model, problem.params, problem.images, targets)
+    leaked = per_example_gradients(model, problem.params, {}, problem.images, targets)
 
     def run(optimizer: LBFGS, iterations: int):
         def one(gradient, start, label):

@@ -146,7 +146,7 @@ def test_constructed_gradients_are_a_centred_simplex():
     model, data = worst_case(6, tensors=3)
     params = model.init(jax.random.key(0))
     targets = one_hot(jnp.asarray(data.labels), 1)
-    rows = per_example_gradients(model, params, jnp.asarray(data.inputs), targets)
+    rows = per_example_gradients(model, params, {}, jnp.asarray(data.inputs), targets)
     for leaf in jax.tree.leaves(rows):
         np.testing.assert_allclose(np.asarray(leaf).sum(axis=0), 0, atol=0.05)
         product = np.asarray(leaf) @ np.asarray(leaf).T
@@ -308,7 +308,7 @@ def test_a_captured_update_is_told_from_a_files_candidates(tmp_path):
     model = build_model("mlp", data.shape, data.classes)
     params = model.init(jax.random.key(0))
     targets = one_hot(jnp.asarray(data.labels), data.classes)
-    rows = per_example_gradients(model, params, jnp.asarray(data.inputs), targets)
+    rows = per_example_gradients(model, params, {}, jnp.asarray(data.inputs), targets)
     units = jax.tree.map(lambda leaf: leaf[7:8], rows)
     guard = defenses.fed_cdp(sigma=0.3)
     for look in range(2):

@@ -312,7 +312,7 @@ def test_pogz_splits_the_budget():
     inputs = jax.random.uniform(jax.random.key(1), (6, 8, 8, 1))
     importance = defenses.pogz(model, params, inputs)
     assert [name for name, _ in importance] == ["conv1", "conv2", "output"]
-    logits = model.apply(params, inputs)
+    logits = model.apply(params, {}, inputs)
     assert importance[-1][1] == pytest.approx(float(jnp.mean(logits > 0)))
     noise = LayerwiseLaplace(2.0, 1.0, importance)
     budgets = dict(zip(layer_names(params), noise.budgets(params), strict=True))

@@ -125,7 +125,7 @@ def test_malicious_model_has_a_huge_loss_and_gradient(scene):
     collusion = ADVERSARIES["collusion"].crafter.craft(scene)
 
     def loss(crafted):
-        losses = scene.model.losses(crafted.params, crafted.inputs, crafted.targets)
+        losses = scene.model.losses(crafted.params, {}, crafted.inputs, crafted.targets)
         return float(losses[0])
 
     def norm(crafted):

@@ -97,7 +97,9 @@ def test_one_client_with_all_data_is_plain_sgd():
     targets = one_hot(jnp.asarray(DATA.labels), CLASSES)
     for _ in range(3):
         state, _ = run_round(recipe, everything, KEY, state, np.array([0]))
-        gradient = batch_gradient(MODEL, expected, jnp.asarray(DATA.inputs), targets)
+        gradient = batch_gradient(
+            MODEL, expected, {}, jnp.asarray(DATA.inputs), targets
+        )
         expected = tree.subtract(expected, tree.scale(0.3, gradient))
     assert_close(expected, state.params)
 
@@ -255,18 +257,18 @@ def test_bad_partitions_are_refused_in_words(held, words):
 
 def test_evaluation_is_accuracy_and_mean_loss():
     inputs, labels = jnp.asarray(DATA.inputs), jnp.asarray(DATA.labels)
-    accuracy, loss = evaluate(MODEL, PARAMS, inputs, labels)
-    logits = MODEL.apply(PARAMS, inputs)
+    accuracy, loss = evaluate(MODEL, PARAMS, {}, inputs, labels)
+    logits = MODEL.apply(PARAMS, {}, inputs)
     assert float(accuracy) == pytest.approx(np.mean(logits.argmax(1) == labels))
-    expected = MODEL.loss(PARAMS, inputs, one_hot(labels, CLASSES))
+    expected = MODEL.loss(PARAMS, {}, inputs, one_hot(labels, CLASSES))
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_fine_tuning_is_an_epoch_of_sgd():
     inputs, labels = jnp.asarray(DATA.inputs), jnp.asarray(DATA.labels)
     whole = PublicData(inputs, labels, batch_size=len(DATA), learning_rate=0.2)
-    gradient = batch_gradient(MODEL, PARAMS, inputs, one_hot(labels, CLASSES))
+    gradient = batch_gradient(MODEL, PARAMS, {}, inputs, one_hot(labels, CLASSES))
     expected = tree.subtract(PARAMS, tree.scale(0.2, gradient))
-    assert_close(expected, fine_tune(MODEL, KEY, PARAMS, whole))
+    assert_close(expected, fine_tune(MODEL, KEY, PARAMS, {}, whole)[0])
     with pytest.raises(InputError, match="fewer than a batch of 100"):
-        fine_tune(MODEL, KEY, PARAMS, dataclasses.replace(whole, batch_size=100))
+        fine_tune(MODEL, KEY, PARAMS, {}, dataclasses.replace(whole, batch_size=100))

@@ -76,6 +76,7 @@ def check_unrolled(model, steps, batch):
     update = jax.jit(unrolled_update, static_argnums=0)(
         recipe.model,
         observation.params,
+        observation.buffers,
         victim.inputs.reshape(steps, batch, *recipe.model.input_shape),
         targets.reshape(steps, batch, CLASSES),
         observation.training.learning_rate,
@@ -190,6 +191,7 @@ def test_a_later_iteration_reads_the_clients_own_model():
         moved = unrolled_update(
             recipe.model,
             rest[2].params,
+            {},
             batches[:iteration],
             targets[:iteration],
             RATE,

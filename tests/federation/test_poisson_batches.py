@@ -95,7 +95,7 @@ def test_the_mean_divides_by_the_expected_size(clip, tapped):
     total = jax.tree.map(jnp.zeros_like, state.params)
     for row in range(int(present.sum())):
         one = jax.grad(recipe.model.loss)(
-            state.params, inputs[row : row + 1], targets[row : row + 1]
+            state.params, {}, inputs[row : row + 1], targets[row : row + 1]
         )
         if clip:
             norms = jax.tree.map(jnp.linalg.norm, jax.tree.map(jnp.ravel, one))

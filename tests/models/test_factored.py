@@ -61,9 +61,9 @@ def assert_close(actual, expected) -> None:
 )
 def test_every_model_hands_out_the_factors_of_its_gradients(name):
     model, params, inputs, labels = batch(name)
-    losses, plain = example_gradients(model, params, inputs, labels)
+    losses, plain = example_gradients(model, params, {}, inputs, labels)
     targets = one_hot(labels, CLASSES)
-    also, factored = factored_gradients(model, params, inputs, targets)
+    also, factored = factored_gradients(model, params, {}, inputs, targets)
     assert_close(also, losses)
     assert_close(written_out(factored), plain)
     outer = [leaf for leaf in jax.tree.leaves(factored, is_leaf=is_outer)]
@@ -74,8 +74,10 @@ def test_every_model_hands_out_the_factors_of_its_gradients(name):
 def test_a_defense_does_the_same_to_factors(text):
     model, params, inputs, labels = batch("cnn")
     transforms = defenses.parse(text).per_example
-    _, plain = example_gradients(model, params, inputs, labels)
-    _, factored = factored_gradients(model, params, inputs, one_hot(labels, CLASSES))
+    _, plain = example_gradients(model, params, {}, inputs, labels)
+    _, factored = factored_gradients(
+        model, params, {}, inputs, one_hot(labels, CLASSES)
+    )
     states = tuple(transform.init(params) for transform in transforms)
     key = jax.random.key(5)
     expected = mean_of_units(transforms, key, plain, states, 0)

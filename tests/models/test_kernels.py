@@ -40,7 +40,7 @@ loaded = functools.cache(load_dataset)
 
 
 def work(model_name: str, dataset_name: str):
-    """Returns a model, parameters, and a few real examples with their targets."""
+    """Returns a model, its (parameters, buffers), and a few real examples."""
     dataset = loaded(dataset_name)
     chosen = dataset.take(np.linspace(0, len(dataset) - 1, COUNT).astype(int))
     model = build_model(model_name, dataset.shape, dataset.classes)
@@ -50,17 +50,18 @@ def work(model_name: str, dataset_name: str):
         lambda leaf: draw.uniform(-0.3, 0.3, leaf.shape).astype(np.float32), shapes
     )
     targets = np.eye(model.classes, dtype=np.float32)[chosen.labels]
-    return model, params, chosen.inputs, targets
+    at = params, model.initial_buffers(jax.random.key(0))
+    return model, at, chosen.inputs, targets
 
 
 @pytest.mark.parametrize(("model_name", "dataset_name"), FITTING)
 def test_per_example_gradients_equal_a_loop(model_name, dataset_name, quick_jit):
-    model, params, inputs, targets = work(model_name, dataset_name)
+    model, at, inputs, targets = work(model_name, dataset_name)
 
     one = quick_jit(jax.grad(model.loss))
-    loop = [one(params, inputs[i, None], targets[i, None]) for i in range(COUNT)]
+    loop = [one(*at, inputs[i, None], targets[i, None]) for i in range(COUNT)]
     every = quick_jit(functools.partial(per_example_gradients, model))
-    stacked = every(params, inputs, targets)
+    stacked = every(*at, inputs, targets)
     for index, expected in enumerate(loop):
         actual = jax.tree.map(lambda leaf, index=index: leaf[index], stacked)
         # Each tensor by itself: a small one can't hide behind a large one.
@@ -75,13 +76,13 @@ def test_per_example_gradients_equal_a_loop(model_name, dataset_name, quick_jit)
 
 @pytest.mark.parametrize("name", MODELS)
 def test_their_mean_is_the_batch_gradient(name, quick_jit):
-    model, params, inputs, targets = work(name, "digits")
+    model, at, inputs, targets = work(name, "digits")
 
     @quick_jit
-    def run(*at):
-        return per_example_gradients(model, *at), batch_gradient(model, *at)
+    def run(*given):
+        return per_example_gradients(model, *given), batch_gradient(model, *given)
 
-    stacked, batch = run(params, inputs, targets)
+    stacked, batch = run(*at, inputs, targets)
     for mean, leaf in zip(
         (np.mean(leaf, axis=0) for leaf in jax.tree.leaves(stacked)),
         jax.tree.leaves(batch),
@@ -91,11 +92,11 @@ def test_their_mean_is_the_batch_gradient(name, quick_jit):
 
 
 def test_examples_do_not_see_each_other(quick_jit):
-    model, params, inputs, targets = work("cpl", "digits")
+    model, at, inputs, targets = work("cpl", "digits")
     changed = inputs.copy()
     changed[1] = 0.5
     every = quick_jit(functools.partial(per_example_gradients, model))
-    before, after = (every(params, x, targets) for x in (inputs, changed))
+    before, after = (every(*at, x, targets) for x in (inputs, changed))
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(a[0], b[0])
         np.testing.assert_array_equal(a[2], b[2])
@@ -115,15 +116,18 @@ def test_equal_configurations_are_traced_once(name):
         built = build_model(name, (8, 8, 1), 10)
         return dataclasses.replace(built, example_loss=counted)
 
-    params = jax.eval_shape(model().init, jax.random.key(0))
+    at = [
+        jax.eval_shape(make, jax.random.key(0))
+        for make in (model().init, model().initial_buffers)
+    ]
     targets = np.eye(10, dtype=np.float32)[:2]
     counts = []
     for value in (0.1, 0.2, 0.3):  # other values, equal but not identical models
         inputs = np.full((2, 8, 8, 1), value, np.float32)
-        per_example_gradients.trace(model(), params, inputs, targets)
+        per_example_gradients.trace(model(), *at, inputs, targets)
         counts.append(traces)
     assert counts[0] > 0 and len(set(counts)) == 1
-    per_example_gradients.trace(model(), params, inputs[:1], targets[:1])
+    per_example_gradients.trace(model(), *at, inputs[:1], targets[:1])
     assert traces > counts[0]  # the count does count
 
 
@@ -135,7 +139,7 @@ def test_lowers_for_every_platform(path, kernel):
     inputs = jax.ShapeDtypeStruct((2, 12, 12, 1), jnp.float32)
 
     def example(params, inputs, labels):
-        return per_example_gradients(model, params, inputs, one_hot(labels, 4))
+        return per_example_gradients(model, params, {}, inputs, one_hot(labels, 4))
 
     def matching(params, inputs, labels):
         leaked = example(params, inputs, labels)
@@ -160,11 +164,9 @@ def test_lowers_for_every_platform(path, kernel):
 
 
 def test_batch_gradient_of_soft_targets_is_linear_in_them(quick_jit):
-    model, params, inputs, targets = work("mlp", "cancer")
-    mixed = batch_gradient(model, params, inputs, (targets + targets[::-1]) / 2)
-    halves = [
-        batch_gradient(model, params, inputs, t) for t in (targets, targets[::-1])
-    ]
+    model, at, inputs, targets = work("mlp", "cancer")
+    mixed = batch_gradient(model, *at, inputs, (targets + targets[::-1]) / 2)
+    halves = [batch_gradient(model, *at, inputs, t) for t in (targets, targets[::-1])]
     mean = jax.tree.map(lambda a, b: (a + b) / 2, *halves)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), mixed, mean

@@ -33,17 +33,25 @@ def shapes(name: str) -> tuple[tuple[int, ...], ...]:
 
 @pytest.fixture(scope="module")
 def initial(quick_jit):
-    """Returns a model's first parameters; equal models are asked once."""
-    return functools.cache(lambda model: quick_jit(model.init)(jax.random.key(0)))
+    """Returns a model's first (parameters, buffers); equal models are asked once."""
+
+    def both(model):
+        return lambda key: (model.init(key), model.initial_buffers(key))
+
+    return functools.cache(lambda model: quick_jit(both(model))(jax.random.key(0)))
 
 
 @EVERY_MODEL
 def test_reads_any_shape_and_any_number_of_classes(name):
     for shape, classes in itertools.product(shapes(name), (2, 10, 40)):
         model = build_model(name, shape, classes)
-        params = jax.eval_shape(model.init, jax.random.key(0))
+        params, buffers = (
+            jax.eval_shape(make, jax.random.key(0))
+            for make in (model.init, model.initial_buffers)
+        )
         inputs = jax.ShapeDtypeStruct((3, *shape), jnp.float32)
-        assert jax.eval_shape(model.apply, params, inputs).shape == (3, classes)
+        logits = jax.eval_shape(model.apply, params, buffers, inputs)
+        assert logits.shape == (3, classes)
         kernel = params[model.output_layer]["kernel"]
         assert kernel.shape[1] == classes
         if model.input_layer is not None:
@@ -56,7 +64,7 @@ def test_reads_any_shape_and_any_number_of_classes(name):
 @EVERY_MODEL
 def test_loss_is_the_mean_cross_entropy(name, initial, quick_jit):
     model = build_model(name, (8, 8, 1), 4)
-    params = initial(model)
+    at = initial(model)
     inputs = np.random.default_rng(0).random((3, 8, 8, 1), np.float32)
     targets = np.eye(4, dtype=np.float32)[[0, 3, 1]]
     logits, losses, loss = quick_jit(
@@ -65,7 +73,7 @@ def test_loss_is_the_mean_cross_entropy(name, initial, quick_jit):
             model.losses(*at, targets),
             model.loss(*at, targets),
         )
-    )(params, inputs)
+    )(*at, inputs)
     logits = np.asarray(logits, np.float64)
     chosen = np.exp(logits[np.arange(3), [0, 3, 1]]) / np.exp(logits).sum(axis=1)
     np.testing.assert_allclose(losses, -np.log(chosen), rtol=1e-4, atol=1e-5)
@@ -99,7 +107,7 @@ def test_flatten_sizes_of_the_other_published_nets():
 @pytest.mark.parametrize("name", UNTRAINED)
 def test_attack_nets_start_uniform_weights_and_biases_alike(name, initial):
     """Each tensor is one draw of U(-0.5, 0.5): bounds, mean and spread."""
-    params = initial(build_model(name, (28, 28, 1), 10))
+    params, _ = initial(build_model(name, (28, 28, 1), 10))
     for path, leaf in zip(tree.names(params), jax.tree.leaves(params), strict=True):
         values = np.asarray(leaf).ravel()
         assert np.abs(values).max() <= 0.5, path
@@ -114,7 +122,7 @@ def test_attack_nets_start_uniform_weights_and_biases_alike(name, initial):
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_training_nets_start_with_glorot(name, initial):
-    params = initial(build_model(name, (28, 28, 1), 10))
+    params, _ = initial(build_model(name, (28, 28, 1), 10))
     for path, leaf in zip(tree.names(params), jax.tree.leaves(params), strict=True):
         values = np.asarray(leaf)
         if path.endswith("bias"):
@@ -131,17 +139,20 @@ def test_equal_models_are_traced_once(name):
     traces = 0
 
     @functools.partial(jax.jit, static_argnums=0)
-    def logits(model, params, inputs):
+    def logits(model, params, buffers, inputs):
         nonlocal traces
         traces += 1
-        return model.apply(params, inputs)
+        return model.apply(params, buffers, inputs)
 
     first, second = (build_model(name, (8, 8, 1), 3) for _ in range(2))
-    params = jax.eval_shape(first.init, jax.random.key(0))
+    at = [
+        jax.eval_shape(make, jax.random.key(0))
+        for make in (first.init, first.initial_buffers)
+    ]
     assert first == second and hash(first) == hash(second)
     inputs = jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
     for model in (first, second, for_shared_weights(first)):
-        logits.trace(model, params, inputs)
+        logits.trace(model, *at, inputs)
     tuned = for_shared_weights(first) != first
     assert traces == 1 + tuned
     assert build_model(name, (8, 8, 1), 4) != first
@@ -151,10 +162,10 @@ def test_equal_models_are_traced_once(name):
 def test_tuning_for_shared_weights_changes_no_number(name, initial, quick_jit):
     model = build_model(name, (11, 9, 2), 3)
     tuned = for_shared_weights(model)
-    params = initial(model)
-    jax.tree.map(np.testing.assert_array_equal, params, initial(tuned))
+    given = initial(model)
+    jax.tree.map(np.testing.assert_array_equal, given, initial(tuned))
     inputs = np.random.default_rng(0).random((2, 11, 9, 2), np.float32)
-    both = quick_jit(lambda *at: (model.apply(*at), tuned.apply(*at)))(params, inputs)
+    both = quick_jit(lambda *at: (model.apply(*at), tuned.apply(*at)))(*given, inputs)
     np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6)
 
 
@@ -174,12 +185,13 @@ def linear_start(key):
 def test_any_function_becomes_a_model(initial):
     model = from_function(linear, linear_start, (2, 2, 1), 3)
     assert model == from_function(linear, linear_start, (2, 2, 1), 3)
-    params = initial(model)
+    params, buffers = initial(model)
+    assert buffers == {}
     inputs = np.random.default_rng(0).random((5, 2, 2, 1), np.float32)
     expected = np.asarray(inputs).reshape(5, 4) @ np.asarray(params["w"])
-    np.testing.assert_allclose(model.apply(params, inputs), expected, rtol=1e-5)
+    np.testing.assert_allclose(model.apply(params, {}, inputs), expected, rtol=1e-5)
     targets = np.eye(3, dtype=np.float32)[[0] * 5]
-    assert jax.grad(model.loss)(params, inputs, targets)["w"].shape == (4, 3)
+    assert jax.grad(model.loss)(params, {}, inputs, targets)["w"].shape == (4, 3)
     assert for_shared_weights(model) is model
 
 
