@@ -7,11 +7,21 @@ if __name__ != "gradaudit.attacks":
     )
 
 from gradaudit.attacks.analytic import Analytic
-from gradaudit.attacks.base import Attack, Victims
+from gradaudit.attacks.base import Attack, Member, Victims
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam, LineSearchLBFGS
-from gradaudit.attacks.presets import PRESETS, Preset, analytic, cpl, dlg, gradinv, idlg
+from gradaudit.attacks.portfolio import Portfolio
+from gradaudit.attacks.presets import (
+    PRESETS,
+    Preset,
+    analytic,
+    cpl,
+    dlg,
+    gradinv,
+    idlg,
+    strongest,
+)
 from gradaudit.attacks.problem import Problem, Reading, Together
 from gradaudit.attacks.search import Snapshot
 
@@ -23,6 +33,8 @@ __all__ = [
     "Attack",
     "LineSearchLBFGS",
     "Matching",
+    "Member",
+    "Portfolio",
     "Preset",
     "Problem",
     "Reading",
@@ -35,4 +47,5 @@ __all__ = [
     "dlg",
     "gradinv",
     "idlg",
+    "strongest",
 ]

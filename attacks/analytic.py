@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.problem import Reading
-from gradaudit.errors import InputError, require
+from gradaudit.errors import require
 from gradaudit.models.model import Model
 from gradaudit.types import Key, LocalTraining, Observation, PyTree, Status
 
@@ -24,26 +24,31 @@ class Analytic(Attack):
     exact: ClassVar[bool] = True
     labels: LabelStrategy = LastLayer()
 
-    def problem(self, model: Model, observation: Observation) -> "Inversion":
-        """Returns the inversion, or words why there can be none."""
-        layer = model.input_layer
+    def unfit(self, model: Model, observation: Observation) -> str:
+        """Returns in words why there is no closed form, if so."""
+        layer, examples = model.input_layer, observation.training.examples
         if layer is None:
-            raise InputError(
+            return (
                 f"the analytic attack inverts a dense layer that reads the input, and "
                 f"model {model.name!r} has none (its first layer is a convolution): "
                 "choose --method cpl, or --model mlp"
             )
-        require(
-            "bias" in observation.params[layer],
-            f"the analytic attack divides by the bias' gradient, and layer {layer!r} "
-            "has no bias",
-        )
-        examples = observation.training.examples
-        require(
-            examples == 1,
-            f"the analytic attack inverts the gradient of one example; this one mixes "
-            f"{examples}: choose --method cpl",
-        )
+        if "bias" not in observation.params[layer]:
+            return (
+                f"the analytic attack divides by the bias' gradient, and layer "
+                f"{layer!r} has no bias"
+            )
+        if examples != 1:
+            return (
+                f"the analytic attack inverts the gradient of one example; this one "
+                f"mixes {examples}: choose --method cpl"
+            )
+        return ""
+
+    def problem(self, model: Model, observation: Observation) -> "Inversion":
+        """Returns the inversion, or raises in words why there can be none."""
+        why = self.unfit(model, observation)
+        require(not why, why)
         return Inversion(self.labels, model, observation.training)
 
 

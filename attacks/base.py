@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Self, final
+from typing import Any, ClassVar, Self, final
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import tree
+from gradaudit.attacks import lanes
 from gradaudit.attacks.problem import Problem
 from gradaudit.attacks.search import Ended, Watcher, search_all
+from gradaudit.attacks.turns import Turn, take_turns
 from gradaudit.errors import InputError, require
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Knowledge, Observation, PyTree, Reconstruction
@@ -44,12 +46,38 @@ class Attack:
     """
 
     restarts: int = 1
+    iterations: int = 0  # its budget; a closed form has none
     # What its threat must hand over beside the model, its parameters and the sizes.
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
     # Whether it inverts an exact gradient in closed form.
     exact: ClassVar[bool] = False
     # Whether it can go on from what another attack handed in: see `run`.
     continues: ClassVar[bool] = False
+    # The attacks that it consists of, if it is a portfolio of them.
+    members: "tuple[Member, ...]" = ()
+
+    def budgeted(self, iterations: int | None, restarts: int | None) -> "Attack":
+        """Returns the attack with another budget; None leaves it as it is."""
+        if iterations is None and restarts is None:
+            return self
+        raise InputError(
+            f"{type(self).__name__} has no iterations and no restarts: leave the "
+            "options out"
+        )
+
+    def unfit(self, model: Model, observation: Observation) -> str:
+        """Returns in words why it can't attack such observations; "" if it can."""
+        del model, observation
+        return ""
+
+    def judge(
+        self, model: Model, observation: Observation, inputs: Any, labels: Any
+    ) -> tuple[float, bool]:
+        """Returns how badly an answer explains what leaked, and if it is solved.
+
+        A portfolio chooses by it between the answers of its members.
+        """
+        raise NotImplementedError
 
     def problem(self, model: Model, observation: Observation) -> Problem | None:
         """Returns what is run for observations like this one; None: `reconstruct`."""
@@ -64,7 +92,7 @@ class Attack:
         self, key: Key, model: Model, observation: Observation
     ) -> Reconstruction:
         """Returns what the attacker hands in for one observation."""
-        if type(self).problem is Attack.problem:
+        if type(self).problem is Attack.problem and not self.members:
             raise TypeError(f"{type(self).__name__} defines no problem or reconstruct")
         check_observation(model, observation)
         return run(self, key, model, Victims.single(observation)).take(0)
@@ -80,6 +108,15 @@ class Attack:
     ) -> Reconstruction:
         """Returns what the attacker hands in for each victim, stacked: see `run`."""
         return run(self, key, model, victims, slots, watcher)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """An attack of a portfolio; `continues`: from the best answer of those before."""
+
+    name: str
+    attack: Attack
+    continues: bool = False
 
 
 def run(
@@ -109,6 +146,8 @@ def run(
         f"{type(attack).__name__} can't go on from what another attack handed in",
     )
     first = victims.observe(np.zeros(1, np.int64))
+    if attack.members:
+        return _in_turn(attack, key, model, victims, slots, watcher, only, ended)
     problem = attack.problem(model, first)
     if problem is None:
         return _one_by_one(attack, key, model, victims, only, ended)
@@ -134,6 +173,56 @@ def run(
     )
 
 
+def _in_turn(
+    portfolio: Attack,
+    key: Key,
+    model: Model,
+    victims: Victims,
+    slots: int | None,
+    watcher: Watcher | None,
+    only: NDArray[np.int64] | None,
+    ended: Ended | None,
+) -> Reconstruction:
+    """Lets the members of a portfolio take turns: see `take_turns`."""
+    first = victims.observe(np.zeros(1, np.int64))
+
+    unfit = [member.attack.unfit(model, first) for member in portfolio.members]
+    require(not all(unfit), "; ".join(unfit))
+    opener = unfit.index("")
+
+    def turn(index: int, member: Member) -> Turn:
+        # The numbers of who opens are those that it has alone.
+        own_key = key if index == opener else jax.random.fold_in(key, index)
+        # Few are left for those that follow: one width, one compiled program.
+        own_slots = slots if index == opener else lanes.default_lanes(slots or 256)
+
+        def attacked(
+            ids: NDArray[np.int64],
+            watch: Watcher | None,
+            begun: Reconstruction | None,
+        ) -> Reconstruction:
+            return run(
+                *(member.attack, own_key, model, victims, own_slots),
+                *(watch, ids, None, begun),
+            )
+
+        restarts = member.attack.restarts
+        return Turn(restarts, attacked, member.continues, fits=not unfit[index])
+
+    def judge(ids: NDArray[np.int64], found: Reconstruction) -> Any:
+        verdicts = []
+        for row, victim in enumerate(ids.tolist()):
+            one = victims.observe(np.asarray([victim])).first()
+            answer = found.take(row)
+            verdicts.append(portfolio.judge(model, one, answer.inputs, answer.labels))
+        value, solved = zip(*verdicts, strict=True)
+        return np.asarray(value, np.float64), np.asarray(solved, bool)
+
+    turns = [turn(index, member) for index, member in enumerate(portfolio.members)]
+    everybody = np.arange(victims.count) if only is None else only
+    return take_turns(turns, judge, everybody, victims.count, watcher, ended)
+
+
 def _one_by_one(
     attack: Attack,
     key: Key,
@@ -147,6 +236,7 @@ def _one_by_one(
         stacked = victims.observe(np.asarray([victim]))
         own = jax.random.fold_in(key, victim)
         found = attack.reconstruct(own, model, stacked.first())
+        found = dataclasses.replace(found, trial=np.zeros((), np.int64), members=None)
         rebuilt.append(jax.tree.map(lambda leaf: np.asarray(leaf)[None], found))
         if ended is not None:
             ended(np.asarray([victim]), rebuilt[-1])

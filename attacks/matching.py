@@ -25,7 +25,7 @@ from gradaudit.attacks.objective import (
     pixel_box,
 )
 from gradaudit.attacks.optimizers import Optimizer
-from gradaudit.attacks.priors import Prior
+from gradaudit.attacks.priors import Prior, apart
 from gradaudit.attacks.problem import Reading
 from gradaudit.attacks.starts import Initialization, Patterned
 from gradaudit.errors import require
@@ -90,22 +90,35 @@ class Matching(Attack):
         """What the parts need to be told."""
         return getattr(self.labels, "needs", frozenset())
 
-    def within(self, iterations: int) -> "Matching":
+    @property
+    def iterations(self) -> int:  # type: ignore[override]
+        """The budget."""
+        return self.stop.iterations
+
+    def budgeted(self, iterations: int | None, restarts: int | None) -> "Matching":
         """Returns the attack with another budget; schedules of its parts follow."""
-        stop = dataclasses.replace(self.stop, iterations=iterations)
-        return dataclasses.replace(self, stop=stop)
+        limit = self.stop.iterations if iterations is None else iterations
+        stop = dataclasses.replace(self.stop, iterations=limit)
+        again = self.restarts if restarts is None else restarts
+        return dataclasses.replace(self, stop=stop, restarts=again)
+
+    def within(self, iterations: int) -> "Matching":
+        """Returns the attack with so many iterations at most."""
+        return self.budgeted(iterations, None)
 
     def replays(self, training: LocalTraining) -> bool:
         """Returns whether the attack replays several local steps."""
         return training.local_steps > 1 and self.unroll
 
     def shared(self, observation: Observation) -> PyTree:
-        """Returns what all victims share: the model, and the budget as data."""
+        """Returns what all victims share: the model; budget and weights as data."""
         budget = np.int32(self.stop.iterations)
-        return observation.params, observation.buffers, budget, observation.memory
+        weights = np.asarray([apart(prior)[1] for prior in self.priors], np.float32)
+        model = observation.params, observation.buffers
+        return *model, budget, observation.memory, weights
 
     def problem(self, model: Model, observation: Observation) -> "MatchingProblem":
-        """Returns the search; it does not depend on the budget or the restarts."""
+        """Returns the search; it does not depend on budget, restarts or weights."""
         training = observation.training
         require(
             not self.cyclic or training.examples > 1,
@@ -123,7 +136,10 @@ class Matching(Attack):
         )
         told = observation.told
         parts = dataclasses.replace(
-            self, restarts=1, stop=dataclasses.replace(self.stop, iterations=1)
+            self,
+            restarts=1,
+            stop=dataclasses.replace(self.stop, iterations=1),
+            priors=tuple(apart(prior)[0] for prior in self.priors),
         )
         layout = layout_of(start, model, seen)
         return MatchingProblem(parts, model, training, start, layout, told)
@@ -191,7 +207,7 @@ class MatchingProblem:
         """Runs one attack iteration and applies the stop rules."""
         observation = self._observation(shared, own)
         clock = Clock(kept.iteration, shared[2])
-        progress = self._iterate(observation, clock, kept, scratch)
+        progress = self._iterate(observation, shared[4], clock, kept, scratch)
         target = self.matching.stop.objective * self.matching.distance.scale(
             observation.gradient
         )
@@ -211,7 +227,7 @@ class MatchingProblem:
         )
 
     def _observation(self, shared: PyTree, own: PyTree) -> Observation:
-        params, buffers, _, memory = shared
+        params, buffers, _, memory, _ = shared
         gradient, labels = own[:2]
         return Observation(
             params,
@@ -226,6 +242,7 @@ class MatchingProblem:
     def _iterate(
         self,
         observation: Observation,
+        weights: jax.Array,
         clock: Clock,
         kept: Searching,
         memory: PyTree,
@@ -239,6 +256,7 @@ class MatchingProblem:
             observation,
             matching.replays(self.training),
             kept.labels,
+            weights,
         )
         project = pixel_box(layout) if matching.box else None
         move = matching.optimizer.iterate

@@ -215,6 +215,22 @@ def expected_evidence(
     return arrived.scaled([-1.0 / rate] * count)  # type: ignore[no-any-return]
 
 
+def misfit(
+    distance: Distance,
+    model: Model,
+    observation: Observation,
+    replays: bool,
+    inputs: jax.Array,
+    targets: jax.Array,
+) -> jax.Array:
+    """Returns how far these inputs are from explaining what leaked, without a prior."""
+    if observation.told is None:
+        guess = guessed_gradient(model, observation, replays, inputs, targets)
+        return distance(guess, observation.gradient)
+    known = expected_evidence(model, observation, replays, inputs, targets)
+    return distance.misfit(known, observation.gradient)
+
+
 def objective(
     distance: Distance,
     priors: tuple[Prior, ...],
@@ -223,25 +239,23 @@ def objective(
     observation: Observation,
     replays: bool,
     labels: jax.Array,
+    weights: jax.Array | None = None,
 ) -> ValueAndGradient:
     """Returns the function position -> (objective, its gradient).
 
-    Reverse over reverse: the two passes share the network's forward and backward
-    values, which a directional derivative along the residual computes twice.
+    `weights` multiply the priors, one each. Reverse over reverse: the two passes share
+    the network's forward and backward values, which a directional derivative along
+    the residual computes twice.
     """
 
     def penalty(position: jax.Array) -> jax.Array:
         images = layout.images(position)
-        return jnp.sum(jnp.stack([prior(images) for prior in priors]))
+        penalties = jnp.stack([prior(images) for prior in priors])
+        return jnp.sum(penalties if weights is None else weights * penalties)
 
     def total(position: jax.Array) -> jax.Array:
         unpacked = layout.unpack(position, labels)
-        if observation.told is None:
-            guess = guessed_gradient(model, observation, replays, *unpacked)
-            value = distance(guess, observation.gradient)
-        else:
-            known = expected_evidence(model, observation, replays, *unpacked)
-            value = distance.misfit(known, observation.gradient)
+        value = misfit(distance, model, observation, replays, *unpacked)
         value = value + penalty(position) if priors else value
         return value.astype(position.dtype)  # whatever a part computes in
 

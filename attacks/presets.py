@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradaudit.attacks.analytic import Analytic
-from gradaudit.attacks.base import Attack
+from gradaudit.attacks.base import Attack, Member
 from gradaudit.attacks.distances import (
     CONVOLUTIONS,
     DENSE,
@@ -26,6 +26,7 @@ from gradaudit.attacks.labels import (
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam
+from gradaudit.attacks.portfolio import Portfolio
 from gradaudit.attacks.priors import TotalVariation
 from gradaudit.attacks.starts import (
     Colour,
@@ -180,6 +181,34 @@ def aware(
     )
 
 
+def strongest(iterations: int = 1500, labels: str = "last-layer") -> Portfolio:
+    """The strongest: closed form, CPL, cosine with TV; the next if one fails."""
+    named = _choose("labels", labels, _LABELS)
+    first = dataclasses.replace(cpl(labels=labels), restarts=1)
+    members = [
+        Member("closed form", Analytic(named)),
+        Member("cpl", first),
+        *(
+            Member(f"cosine, TV {weight:g}", _smooth(weight, named))
+            for weight in (1e-3, 1e-2)
+        ),
+    ]
+    return Portfolio(tuple(members)).budgeted(iterations, None)
+
+
+def _smooth(weight: float, labels: LabelStrategy) -> Matching:
+    """Returns cosine, total variation and Adam: what finds trained networks' inputs."""
+    return Matching(
+        init=Patterned(2),
+        labels=labels,
+        distance=Cosine(),
+        priors=(TotalVariation(weight),),
+        optimizer=Adam(0.1),
+        box=True,
+        stop=Stop(iterations=1500, patience=_WHOLE_RUN),
+    )
+
+
 def analytic() -> Analytic:
     """Exact inversion of a dense first layer with bias, without iterations."""
     return Analytic()
@@ -217,6 +246,12 @@ _TABLE = (
         "aware",
         aware,
         "this project; likelihoods as in Balunovic et al. 2022",
+        f"{_MODEL}, batch size, pixel range; the defense, if the threat tells it",
+    ),
+    Preset(
+        "strongest",
+        strongest,
+        "this project: a portfolio of the others, cheap ones first",
         f"{_MODEL}, batch size, pixel range; the defense, if the threat tells it",
     ),
     Preset(

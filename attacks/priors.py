@@ -1,7 +1,7 @@
 """What an attacker believes about inputs before seeing the gradient."""
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,25 @@ from gradaudit.errors import require
 
 
 class Prior(Protocol):
-    """A penalty on dummy inputs (examples, *input_shape)."""
+    """A penalty on dummy inputs (examples, *input_shape).
+
+    One that has a field `weight` multiplies by it: see `apart`.
+    """
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns a non-negative scalar."""
+
+
+def apart(prior: Prior) -> tuple[Prior, float]:
+    """Returns the prior with weight 1, and its weight.
+
+    Attacks that differ in weights only then share a compiled program.
+    """
+    weight = getattr(prior, "weight", None)
+    if weight is None:
+        return prior, 1.0
+    part: Any = prior
+    return dataclasses.replace(part, weight=1.0), float(weight)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -206,7 +206,9 @@ class _Conveyor:
         begun = (ended != Status.MISSING).any(axis=1)
         cut = begun & np.isin(ended, _CUT_SHORT).any(axis=1)
         status = np.where(cut, np.int32(Status.INTERRUPTED), picked.status)
-        return dataclasses.replace(picked, evaluations=spent, status=status)
+        return dataclasses.replace(
+            picked, evaluations=spent, status=status, trial=choice
+        )
 
     def _fill(self) -> None:
         free = np.flatnonzero(self._trials < 0)

@@ -150,7 +150,10 @@ class Reconstruction:
     """What an attacker hands in for one victim (or, stacked, for many).
 
     An objective that is not finite says that nothing was found: inputs are where the
-    search began, and NaN where it never did.
+    search began, and NaN where it never did. `trial` says which of its restarts was
+    handed in. A portfolio's are counted through all of its members, and `members` is
+    what each of them found, with an axis of members after that of the victims; who was
+    not asked is MISSING there.
     """
 
     inputs: HostOrDevice  # (batch, *input_shape), attacker-selected
@@ -159,6 +162,8 @@ class Reconstruction:
     iterations: HostOrDevice  # () attack iterations run
     evaluations: HostOrDevice  # () evaluations of the objective
     status: HostOrDevice  # () a Status
+    trial: HostOrDevice | None = None  # () which restart it is
+    members: "Reconstruction | None" = None
 
     def take(self, index: Any) -> "Reconstruction":
         """Returns the entries of a stacked reconstruction at an index or a mask."""

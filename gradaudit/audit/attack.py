@@ -1,7 +1,6 @@
 """`ga.attack`: draw victims, let them leak, attack, score."""
 
 import contextlib
-import dataclasses
 import hashlib
 import pathlib
 import time
@@ -13,7 +12,6 @@ import numpy as np
 from gradaudit import files, machine
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
-from gradaudit.attacks.matching import Matching
 from gradaudit.audit.attacking import Attacking, Run, Tell
 from gradaudit.audit.kept import Kept
 from gradaudit.audit.outcome import AttackResult
@@ -112,8 +110,9 @@ def attack(
         model=built.model.name,
         round=round,
         victims=victims,
-        iterations=getattr(getattr(chosen, "stop", None), "iterations", 0),
+        iterations=chosen.iterations,
         restarts=chosen.restarts,
+        members=[member.name for member in chosen.members],
         success_rmse=success_rmse,
         seed=seed,
     )
@@ -268,11 +267,4 @@ def _attack(
     )
     if iterations is None and restarts is None:
         return method
-    if not isinstance(method, Matching):
-        raise InputError(
-            f"{type(method).__name__} has no iterations and no restarts: leave the "
-            "options out"
-        )
-    if iterations is not None:
-        method = method.within(iterations)
-    return dataclasses.replace(method, restarts=restarts or method.restarts)
+    return method.budgeted(iterations, restarts)

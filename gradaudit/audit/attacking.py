@@ -90,6 +90,7 @@ class Attacking:
             run.attack.restarts,
             run.about["success_rmse"],
             -(-PICTURED // len(run.scenario.draws)),
+            tuple(member.name for member in run.attack.members),
         )
         before, total = len(done), run.scenario.count * run.attack.restarts
 
@@ -142,6 +143,7 @@ class Attacking:
             timing=self._clock.timing(len(scores), self._kept.earlier),
             accounting=_accounting(run),
             limitations=[*notes, *_limitations(run, interrupted)],
+            members=[row.members for row in rows],
             inputs=np.stack([row.inputs for row in rows]),
             truth=private,
             pictures=[
@@ -160,9 +162,15 @@ def _finished(
 ) -> list[Finished]:
     """Returns those of these victims that were begun, scored."""
     begun = np.flatnonzero(np.asarray(handed_in.status) != Status.MISSING)
-    inputs = np.asarray(handed_in.inputs)
+    inputs, trials = np.asarray(handed_in.inputs), np.asarray(handed_in.trial)
+    members = evaluator.member_scores(handed_in, rows)
     return [
-        Finished(score, evaluator.trace_of(int(rows[index])), inputs[index].copy())
+        Finished(
+            score,
+            evaluator.trace_of(int(rows[index]), int(trials[index])),
+            inputs[index].copy(),
+            members[index],
+        )
         for score, index in zip(
             evaluator.score(handed_in, rows), begun.tolist(), strict=True
         )

@@ -274,6 +274,7 @@ def _joined(
             "inputs": np.concatenate([part.inputs for part in parts]),
             "truth": np.concatenate([part.truth for part in parts]),
             "pictures": pictures[: len(first.pictures) or 1],
+            "members": [each for part in parts for each in part.members],
             "interrupted": interrupted,
         },
         gate={

@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import files
-from gradaudit.audit.scores import Score, Trace
+from gradaudit.audit.scores import MemberScore, Score, Trace
 from gradaudit.errors import InputError, require
 from gradaudit.report.result import claim, remove_result
 from gradaudit.spec import Spec, describe, rebuild
 
 VICTIMS = "victims.jsonl"
-_VERSION = 1
+_VERSION = 2
 _DAMAGE = (
     *(KeyError, TypeError, ValueError, OSError, EOFError),
     *(binascii.Error, zipfile.BadZipFile, zlib.error, InputError),
@@ -43,6 +43,7 @@ class Finished:
     score: Score
     trace: Trace
     inputs: NDArray[np.float32]  # (batch, *shape)
+    members: tuple[MemberScore, ...] = ()  # of a portfolio: who was asked
 
 
 class Kept:
@@ -125,6 +126,7 @@ def _line(finished: Finished, seconds: float) -> str:
     record = {
         "score": describe(dataclasses.asdict(finished.score)),
         "oracle": describe(trace.oracle),
+        "members": [describe(dataclasses.asdict(each)) for each in finished.members],
         "seconds": seconds,
         "arrays": base64.b64encode(packed.getvalue()).decode(),
     }
@@ -152,7 +154,9 @@ def _finished(record: dict[str, Any]) -> Finished | None:
             float(rebuild(record["oracle"])),
             frames,
         )
-        return Finished(Score(**rebuild(record["score"])), trace, arrays["inputs"])
+        members = tuple(MemberScore(**rebuild(each)) for each in record["members"])
+        score = Score(**rebuild(record["score"]))
+        return Finished(score, trace, arrays["inputs"], members)
     except _DAMAGE:
         return None
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from gradaudit import files
-from gradaudit.audit.scores import Score, Trace
+from gradaudit.audit.scores import MemberScore, Score, Trace
 from gradaudit.report import figures, metrics, tables
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
@@ -53,6 +53,8 @@ class AttackResult(Result):
     truth: NDArray[np.float32]  # (victims, batch, *shape)
     pictures: list[Picture]
     interrupted: bool = False
+    # Of a portfolio: for every row of `scores`, what those found who were asked.
+    members: list[tuple[MemberScore, ...]] = dataclasses.field(default_factory=list)
 
     @property
     def asked(self) -> int:
@@ -155,7 +157,36 @@ class AttackResult(Result):
             },
             "evaluations": _summary([s.evaluations for s in scores]),
             "label_accuracy": statistics.fmean(s.label_accuracy for s in scores),
+            "members": self.by_member(),
         }
+
+    def by_member(self) -> list[dict[str, Any]] | None:
+        """Returns how each attack of a portfolio did on the victims it was asked about.
+
+        `asr` is its own: rebuilt / asked. None if the attack is no portfolio.
+        """
+        asked = [each for members in self.members for each in members]
+        if not asked:
+            return None
+        rows = []
+        for name in self.about["members"]:
+            mine = [each for each in asked if each.name == name]
+            hits = sum(each.success for each in mine)
+            rows.append(
+                {
+                    "name": name,
+                    "asked": len(mine),
+                    "rebuilt": hits,
+                    "asr": hits / len(mine) if mine else None,
+                    "examples_rebuilt": sum(each.examples_rebuilt for each in mine),
+                    "handed_in": sum(s.member == name for s in self.scores),
+                    "rmse": _summary([each.rmse for each in mine])["median"],
+                    "evaluations": _summary([each.evaluations for each in mine])[
+                        "median"
+                    ],
+                }
+            )
+        return rows
 
     def _oracle(self) -> dict[str, Any]:
         threshold = self.about["success_rmse"]

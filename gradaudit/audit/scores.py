@@ -55,6 +55,19 @@ class Score:
     status: str
     label_accuracy: float
     oracle_rmse: float
+    member: str = ""  # of a portfolio: whose answer was handed in
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberScore:
+    """What one attack of a portfolio found of one victim that it was asked about."""
+
+    name: str
+    rmse: float
+    success: bool
+    examples_rebuilt: int
+    objective: float  # by the portfolio's criterion
+    evaluations: int
 
 
 class Evaluator:
@@ -68,9 +81,11 @@ class Evaluator:
         restarts: int,
         threshold: float,
         pictured: int,
+        members: tuple[str, ...] = (),
     ) -> None:
         self._ids, self._draw, self._truth = ids, draw, truth
         self._restarts, self._threshold = restarts, threshold
+        self._members = members
         self._pictured = pictured
         self._traces: dict[int, Trace] = {}
 
@@ -118,8 +133,11 @@ class Evaluator:
         begun = np.flatnonzero(np.asarray(result.status) != Status.MISSING)
         if not len(begun):
             return []
-        mine: Any = jax.tree.map(lambda leaf: np.asarray(leaf)[begun], result)
+        whole_answer = dataclasses.replace(result, members=None)
+        mine: Any = jax.tree.map(lambda leaf: np.asarray(leaf)[begun], whole_answer)
+        chosen = self._chosen_members(result)[begun]
         begun = begun if rows is None else rows[begun]
+        trials = np.zeros(len(begun), int) if mine.trial is None else mine.trial
         truth = np.asarray(self._truth.inputs)[begun]
         labels = np.asarray(self._truth.labels)[begun]
         raw = metrics.matched(truth, mine.inputs)
@@ -147,7 +165,9 @@ class Evaluator:
                 success=bool(success[row]),
                 examples_rebuilt=int(rebuilt[row]),
                 iterations_to_success=self._hit(
-                    victim, int(mine.iterations[row]), bool(success[row])
+                    (victim, int(trials[row])),
+                    int(mine.iterations[row]),
+                    bool(success[row]),
                 )
                 if found[row]
                 else None,
@@ -157,16 +177,51 @@ class Evaluator:
                 status=_NAMES[int(mine.status[row])],
                 label_accuracy=float(told[row]),
                 oracle_rmse=min(self._oracle(victim), float(whole[row])),
+                member=chosen[row],
             )
             for row, victim in enumerate(begun.tolist())
         ]
 
-    def trace_of(self, victim: int) -> Trace:
-        """Returns the trace of the restart that the attacker hands in."""
-        return min(
-            self._traces_of(victim),
-            key=lambda trace: min(trace.objective, default=math.inf),
-        )
+    def _chosen_members(self, result: Reconstruction) -> Any:
+        """Returns whose answer each victim's is; "" unless it is a portfolio's."""
+        if result.members is None:
+            return np.full(len(np.asarray(result.status)), "")
+        own = np.asarray(result.members.trial) == np.asarray(result.trial)[:, None]
+        asked = np.asarray(result.members.status) != Status.MISSING
+        return np.asarray(self._members)[np.argmax(own & asked, axis=1)]
+
+    def member_scores(
+        self, result: Reconstruction, rows: NDArray[np.int64]
+    ) -> list[tuple[MemberScore, ...]]:
+        """Returns what each member found of each victim; it is stacked over rows."""
+        found: Any = jax.tree.map(np.asarray, result.members)
+        if found is None:
+            return [() for _ in rows]
+        truth = np.asarray(self._truth.inputs)[rows]
+        scored: list[list[MemberScore]] = [[] for _ in rows]
+        for index, name in enumerate(self._members):
+            each = metrics.clipped(metrics.matched(truth, found.inputs[:, index]))
+            flat, examples = (len(rows), -1), (*truth.shape[:2], -1)
+            whole = metrics.rmse(truth.reshape(flat), each.reshape(flat))
+            one = metrics.rmse(truth.reshape(examples), each.reshape(examples))
+            valid = np.isfinite(found.objective[:, index])
+            for row in np.flatnonzero(found.status[:, index] != Status.MISSING):
+                near = valid[row] & (one[row] <= self._threshold)
+                scored[row].append(
+                    MemberScore(
+                        name=name,
+                        rmse=float(whole[row]),
+                        success=bool(valid[row] & (whole[row] <= self._threshold)),
+                        examples_rebuilt=int(near.sum()),
+                        objective=float(found.objective[row, index]),
+                        evaluations=int(found.evaluations[row, index]),
+                    )
+                )
+        return [tuple(each) for each in scored]
+
+    def trace_of(self, victim: int, trial: int = 0) -> Trace:
+        """Returns the trace of the trial that the attacker hands in."""
+        return self._traces.get(victim * self._restarts + trial, Trace())
 
     def _traces_of(self, victim: int) -> list[Trace]:
         """Returns a trace per restart; empty if nothing was looked at."""
@@ -176,10 +231,12 @@ class Evaluator:
     def _oracle(self, victim: int) -> float:
         return min(trace.oracle for trace in self._traces_of(victim))
 
-    def _hit(self, victim: int, iterations: int, success: bool) -> int | None:
+    def _hit(
+        self, trial: tuple[int, int], iterations: int, success: bool
+    ) -> int | None:
         if iterations == 0:  # a closed form
             return 0 if success else None
-        trace = self.trace_of(victim).rmse
+        trace = self.trace_of(*trial).rmse
         return next((i for i, e in enumerate(trace, 1) if e <= self._threshold), None)
 
 

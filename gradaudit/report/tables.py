@@ -53,6 +53,9 @@ def attack_table(result: dict[str, Any]) -> Table:
     if about["batch_size"] * about["local_steps"] > 1:
         share = number(scores["examples_rebuilt"])
         table.add_row("examples rebuilt", share, "share of all examples")
+    for member in scores.get("members") or ():
+        if member["asked"]:
+            table.add_row(*_member(member))
     table.add_row(
         "PSNR, SSIM",
         f"{number(scores['psnr']['median'])} dB, {number(scores['ssim']['median'])}",
@@ -91,6 +94,12 @@ def attack_table(result: dict[str, Any]) -> Table:
     ended = ", ".join(f"{count} {name}" for name, count in result["ended"].items())
     table.add_row("searches ended", ended, f"threat: {result['threat']['name']}")
     return table
+
+
+def _member(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Returns how one attack of a portfolio did."""
+    own = f"{row['rebuilt']} of {row['asked']}"
+    return f"  {escape(row['name'])}", own, f"handed in: {row['handed_in']}"
 
 
 def _epsilon(value: float | str) -> str:

@@ -65,7 +65,7 @@ def digit_victims(
 
 def quick(attack: Matching, iterations: int = 3) -> Matching:
     """Returns the attack with a small budget."""
-    return attack.within(iterations)
+    return attack.budgeted(iterations, None)
 
 
 QUICK = quick(cpl(), 12)

@@ -1,0 +1,216 @@
+"""Attacks that take turns: each one is asked only about victims not yet solved.
+
+The attacker keeps, for every victim, the answer that its own criterion prefers. The
+criterion sees what leaked and the answer, never the truth.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from gradaudit.attacks.search import Ended, Snapshot, Stopped, Watcher, is_cut_short
+from gradaudit.types import Reconstruction, Status
+
+Ids = NDArray[np.int64]
+_WAVE = 64  # victims that are attacked by all before the next ones: what a kill loses
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """One attack's turn: `run(ids, watcher, begun)` attacks these victims.
+
+    `begun` are the best answers so far, by victim's number, if it `continues`. One that
+    does not fit what leaked is passed over.
+    """
+
+    restarts: int
+    run: Callable[[Ids, Watcher | None, Reconstruction | None], Reconstruction]
+    continues: bool = False
+    fits: bool = True
+
+
+# Returns, of answers to these victims, how bad each is, and which need nobody else.
+Judge = Callable[[Ids, Reconstruction], tuple[NDArray[np.float64], NDArray[np.bool_]]]
+
+
+def take_turns(
+    turns: Sequence[Turn],
+    judge: Judge,
+    victims: Ids,
+    count: int,
+    watcher: Watcher | None,
+    ended: Ended | None,
+) -> Reconstruction:
+    """Returns what is handed in for these victims (of `count`), stacked.
+
+    Guarantee: what a victim gets depends on the victim alone. After Ctrl-C, victims
+    that some attack has answered are INTERRUPTED with their best answer, the others
+    MISSING; if nobody is cut short, `Stopped` hands it on.
+    """
+    waves = [victims[i : i + _WAVE] for i in range(0, len(victims), _WAVE)]
+    done: list[Reconstruction] = []
+    for number, wave in enumerate(waves):
+        standing = _Standing(turns, wave, count, len(victims), number * _WAVE)
+        stopped = standing.run(judge, watcher, ended)
+        done.append(standing.result())
+        if stopped:
+            missing = sum(len(other) for other in waves[number + 1 :])
+            whole = _joined([*done, *_never_begun(done[0], missing)])
+            if is_cut_short(whole):
+                return whole
+            raise Stopped(whole)
+    return _joined(done)
+
+
+class _Standing:
+    """What is known of one wave of victims, after so many turns."""
+
+    def __init__(
+        self, turns: Sequence[Turn], wave: Ids, count: int, total: int, before: int
+    ) -> None:
+        self._turns, self._wave, self._count = turns, wave, count
+        self._total, self._before = total, before
+        self._firsts = np.cumsum([0, *(turn.restarts for turn in turns)])
+        self._answers: dict[int, Reconstruction] = {}  # by turn, over the wave
+        self._value = np.full(len(wave), np.inf)
+        self._chosen = np.full(len(wave), -1)
+        self._open = np.ones(len(wave), bool)
+        self._cut = np.zeros(len(wave), bool)
+
+    def run(self, judge: Judge, watcher: Watcher | None, ended: Ended | None) -> bool:
+        """Lets everybody have a turn; returns whether Ctrl-C ended it."""
+        for index, turn in enumerate(self._turns):
+            rows = np.flatnonzero(self._open)
+            if not len(rows):
+                return False
+            if not turn.fits:
+                continue
+            begun = self._best() if turn.continues and self._answers else None
+            stopped = False
+            try:
+                found = turn.run(self._wave[rows], self._watch(watcher, index), begun)
+            except Stopped as stop:
+                found, stopped = stop.args[0], True
+            stopped |= is_cut_short(found)
+            self._take(index, rows, found, judge)
+            last = not any(later.fits for later in self._turns[index + 1 :])
+            over = np.asarray(found.status) != Status.INTERRUPTED
+            over &= np.asarray(found.status) != Status.MISSING
+            left = rows[over & (last | ~self._open[rows])]
+            self._open[left] = False
+            if ended is not None and len(left) and not stopped:
+                ended(self._wave[left], self.result(left))
+            if stopped:
+                self._cut = self._open.copy()
+                return True
+        return False
+
+    def _take(self, index: int, rows: Ids, found: Reconstruction, judge: Judge) -> None:
+        """Compares the answers of one turn with the best so far."""
+        spread = _blank_like(found, len(self._wave))
+        for name in ("inputs", "labels", "objective", "iterations", "evaluations"):
+            getattr(spread, name)[rows] = np.asarray(getattr(found, name))
+        spread.status[rows] = np.asarray(found.status)
+        assert spread.trial is not None and found.trial is not None
+        spread.trial[rows] = np.asarray(found.trial) + self._firsts[index]
+        self._answers[index] = spread
+        answered = np.flatnonzero(np.isfinite(np.asarray(found.objective)))
+        if not len(answered):
+            return
+        which = rows[answered]
+        value, solved = judge(self._wave[which], found.take(answered))
+        spread.objective[which] = value
+        better = value < self._value[which]
+        self._value[which] = np.where(better, value, self._value[which])
+        self._chosen[which] = np.where(better, index, self._chosen[which])
+        self._open[which[solved]] = False
+
+    def result(self, rows: Ids | None = None) -> Reconstruction:
+        """Returns what would be handed in now, over the wave or some of it."""
+        rows = np.arange(len(self._wave)) if rows is None else rows
+        opener = min(self._answers)
+        absent = _blank_like(self._answers[opener], len(self._wave))
+        each = [self._answers.get(i, absent) for i in range(len(self._turns))]
+        everybody: Reconstruction = jax.tree.map(
+            lambda *leaves: np.stack([leaf[rows] for leaf in leaves], axis=1), *each
+        )
+        # Of a victim for which nobody found anything, the first answer counts.
+        chosen = np.where(self._chosen[rows] < 0, opener, self._chosen[rows])
+        picked: Reconstruction = jax.tree.map(
+            lambda leaf: leaf[np.arange(len(rows)), chosen], everybody
+        )
+        begun = (everybody.status != Status.MISSING).any(axis=1)
+        cut = np.where(begun, int(Status.INTERRUPTED), int(Status.MISSING))
+        return dataclasses.replace(
+            picked,
+            evaluations=np.asarray(everybody.evaluations).sum(axis=1),
+            status=np.where(self._cut[rows], cut, picked.status).astype(np.int32),
+            members=everybody,
+        )
+
+    def _best(self) -> Reconstruction:
+        """Returns the best answers by victim's number, NaN where there is none."""
+        whole = dataclasses.replace(self.result(), members=None)
+        spread = _blank_like(whole, self._count)
+        for name in ("inputs", "labels"):
+            getattr(spread, name)[self._wave] = getattr(whole, name)
+        return spread
+
+    def _watch(self, watcher: Watcher | None, index: int) -> Watcher | None:
+        """Returns a watcher that counts trials through all turns."""
+        if watcher is None:
+            return None
+        each, mine = int(self._firsts[-1]), self._turns[index].restarts
+        gone = int(self._firsts[index])
+        solved = int((~self._open).sum())
+        going = len(self._wave) - solved
+
+        def watch(snapshot: Snapshot) -> None:
+            victim, restart = np.divmod(np.maximum(snapshot.trials, 0), mine)
+            trials = victim * each + gone + restart
+            watcher(
+                dataclasses.replace(
+                    snapshot,
+                    trials=np.where(snapshot.trials >= 0, trials, -1),
+                    finished=(self._before + solved) * each
+                    + going * gone
+                    + snapshot.finished,
+                    total=self._total * each,
+                )
+            )
+
+        return watch
+
+
+def _blank_like(one: Reconstruction, count: int) -> Reconstruction:
+    """Returns `count` victims whom nobody has attacked."""
+    blank = {"inputs": np.nan, "labels": -1, "objective": np.nan}
+    blank |= {"iterations": 0, "evaluations": 0, "trial": 0}
+    made: dict[str, Any] = {
+        name: np.full(
+            (count, *np.shape(getattr(one, name))[1:]),
+            value,
+            np.asarray(getattr(one, name)).dtype,
+        )
+        for name, value in blank.items()
+    }
+    return Reconstruction(**made, status=np.full(count, Status.MISSING, np.int32))
+
+
+def _never_begun(like: Reconstruction, count: int) -> list[Reconstruction]:
+    if not count:
+        return []
+    assert like.members is not None
+    width = np.shape(like.members.status)[1]
+    inner = _blank_like(jax.tree.map(lambda leaf: leaf[:, 0], like.members), count)
+    members = jax.tree.map(lambda leaf: np.stack([leaf] * width, axis=1), inner)
+    return [dataclasses.replace(_blank_like(like, count), members=members)]
+
+
+def _joined(parts: Sequence[Reconstruction]) -> Reconstruction:
+    whole: Reconstruction = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    return whole

@@ -1,0 +1,154 @@
+"""A portfolio: the next attack only for the unsolved, one answer, nothing lost."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import gradaudit as ga
+from gradaudit.attacks import Adam, Analytic, Attack, Matching, Stop, cpl, turns
+from gradaudit.attacks.base import Member, run
+from gradaudit.attacks.distances import Cosine, RelativeL2
+from gradaudit.attacks.portfolio import Portfolio
+from gradaudit.errors import InputError
+from gradaudit.types import Reconstruction, Status
+from tests.attacks.attack_cases import QUICK, SLOTS, digit_victims, quick
+
+KEY = jax.random.key(3)
+BRIEF = quick(QUICK, 2)
+GREY = Matching(distance=Cosine(), optimizer=Adam(), stop=Stop(iterations=1))
+SMALL = {"dataset": "digits", "model": "dpfl-2conv", "victims": 6, "draws": 2}
+
+
+def portfolio(*attacks, solved=1e-6, continues=False):
+    members = [
+        Member(f"{number}", attack, continues and number > 0)
+        for number, attack in enumerate(attacks)
+    ]
+    return Portfolio(tuple(members), solved=solved)
+
+
+def test_who_opens_has_the_numbers_that_it_has_alone():
+    model, victims, _ = digit_victims()
+    alone = run(QUICK, KEY, model, victims, SLOTS)
+    both = run(portfolio(QUICK, GREY, solved=1e9), KEY, model, victims, SLOTS)
+    np.testing.assert_array_equal(both.inputs, alone.inputs)
+    assert (both.members.status[:, 1] == Status.MISSING).all()
+    np.testing.assert_array_equal(both.evaluations, alone.evaluations)
+
+
+def test_only_the_unsolved_are_asked_about_again_and_the_best_is_handed_in():
+    model, victims, digits = digit_victims()
+    made = portfolio(GREY, QUICK, GREY, solved=1e-7)
+    found = run(made, KEY, model, victims, SLOTS)
+    asked = found.members.status != Status.MISSING
+    assert asked[:, :2].all() and not asked[:, 2].any()
+    assert (found.objective <= found.members.objective[:, 0]).all()
+    assert (found.trial == 1).all()  # QUICK's
+    np.testing.assert_array_equal(found.inputs, found.members.inputs[:, 1])
+    assert np.abs(found.inputs[:, 0] - digits.inputs[:4]).max() < 0.05
+    np.testing.assert_array_equal(
+        found.evaluations, found.members.evaluations.sum(axis=1)
+    )
+
+
+def test_a_member_goes_on_from_the_best_so_far():
+    model, victims, _ = digit_victims()
+    made = portfolio(BRIEF, BRIEF, solved=0.0, continues=True)
+    found = run(made, KEY, model, victims, SLOTS)
+    first, then = found.members.objective.T
+    assert (then <= first * (1 + 1e-6)).all() and (then < 0.5 * first).any()
+
+
+def test_a_member_that_does_not_fit_is_passed_over():
+    model, victims, _ = digit_victims()
+    found = run(portfolio(Analytic(), QUICK), KEY, model, victims, SLOTS)
+    assert (found.members.status[:, 0] == Status.MISSING).all()
+    np.testing.assert_array_equal(
+        found.inputs, run(QUICK, KEY, model, victims, SLOTS).inputs
+    )
+    with pytest.raises(InputError, match="first layer is a convolution"):
+        run(portfolio(Analytic()), KEY, model, victims)
+
+
+def test_the_answer_does_not_depend_on_the_waves(monkeypatch):
+    model, victims, _ = digit_victims()
+    made = portfolio(BRIEF, GREY, solved=0.0)
+    whole = run(made, KEY, model, victims, SLOTS)
+    monkeypatch.setattr(turns, "_WAVE", 3)
+    told = []
+    parts = run(
+        *(made, KEY, model, victims, SLOTS, None, None),
+        lambda ids, found: told.append((ids.tolist(), found)),
+    )
+    np.testing.assert_array_equal(whole.inputs, parts.inputs)
+    assert [ids for ids, _ in told] == [[0, 1, 2], [3]]
+    np.testing.assert_array_equal(told[1][1].inputs, whole.inputs[3:])
+
+
+def test_ctrl_c_leaves_the_best_so_far_and_names_the_rest(monkeypatch):
+    model, victims, _ = digit_victims(6)
+    monkeypatch.setattr(turns, "_WAVE", 4)
+    made, seen = portfolio(BRIEF, GREY, solved=0.0), []
+
+    def stop(snapshot):
+        seen.append(snapshot.trials[snapshot.trials >= 0] % 2)
+        if (seen[-1] == 1).all():  # the second member has begun
+            raise KeyboardInterrupt
+
+    found = run(made, KEY, model, victims, SLOTS, stop)
+    # Who had both of its turns is done.
+    assert set(found.status[:4].tolist()) == {Status.BUDGET, Status.INTERRUPTED}
+    assert found.status[4:].tolist() == [Status.MISSING] * 2
+    assert np.isfinite(found.inputs[:4]).all() and np.isnan(found.inputs[4:]).all()
+
+
+def test_nobody_who_found_nothing_is_chosen():
+    """Not even by a criterion that would like its picture."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Empty(Attack):
+        def reconstruct(self, key, model, observation):
+            shape = (1, *model.input_shape)
+            return Reconstruction(
+                np.zeros(shape, np.float32), np.zeros(1, np.int32),
+                np.float32(np.nan), np.int32(1), np.int32(1), np.int32(Status.DIVERGED),
+            )  # fmt: skip
+
+    model, victims, _ = digit_victims()
+    found = run(portfolio(Empty(), GREY), KEY, model, victims, SLOTS)
+    assert (found.trial == 1).all() and np.isfinite(found.objective).all()
+
+
+def test_the_criterion_is_free_of_scale():
+    model, victims, _ = digit_victims()
+    made = portfolio(QUICK)
+    one = victims.observe(np.zeros(1, np.int64)).first()
+    guess, label = np.full((1, 8, 8, 1), 0.5, np.float32), np.zeros(1, np.int32)
+    value, solved = made.judge(model, one, guess, label)
+    assert 1e-3 < value < 1e3 and not solved
+    assert made.criterion == RelativeL2(weight=1.0)
+
+
+def test_strongest_lists_its_members_and_is_cheap_where_it_is_easy(tmp_path):
+    result = ga.attack(**SMALL, method="strongest", iterations=25, keep=tmp_path)
+    alone = ga.attack(**SMALL, method="cpl", iterations=25)
+    assert result.asr.value == 1.0 >= alone.asr.value
+    rows = {row["name"]: row for row in result.to_dict()["metrics"]["members"]}
+    assert rows["cpl"]["asked"] == 6 and rows["cpl"]["handed_in"] >= 5
+    assert rows["closed form"]["asked"] == 0
+    assert sum(row["handed_in"] for row in rows.values()) == 6
+    again = ga.attack(**SMALL, method="strongest", iterations=25, keep=tmp_path)
+    assert again.to_dict()["metrics"] == result.to_dict()["metrics"]
+
+
+def test_a_portfolio_refuses_what_it_cannot_be():
+    with pytest.raises(InputError, match="at least one"):
+        Portfolio(())
+    with pytest.raises(InputError, match="share a name"):
+        Portfolio((Member("a", cpl()), Member("a", cpl())))
+    with pytest.raises(InputError, match="can't go on"):
+        Portfolio((Member("a", cpl()), Member("b", Analytic(), continues=True)))
+    with pytest.raises(InputError, match="restarts of their own"):
+        ga.attack(**SMALL, method=portfolio(QUICK), restarts=2)
