@@ -21,6 +21,7 @@ _EXPORTS = {
     "ldp_audit": "gradaudit.distinguish",
     "line_up": "gradaudit.audit.informed",
     "load_dataset": "gradaudit.data",
+    "mechanism_check": "gradaudit.audit.mechanism_check",
     "train": "gradaudit.audit.train",
 }
 _MODULES = {

@@ -11,6 +11,7 @@ from gradaudit.cli import (
     account,
     attack,
     calibrate,
+    captured,
     console,
     data,
     ldp,
@@ -51,6 +52,9 @@ app.command("account", epilog=account.EPILOG)(account.account)
 
 
 app.command("ldp", epilog=ldp.EPILOG)(ldp.ldp)
+
+
+app.add_typer(captured.app, name="captured")
 
 
 app.command("line-up", epilog=line_up.EPILOG)(line_up.line_up)

@@ -67,6 +67,7 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
         "line-up": gradaudit.line_up,
         "calibrate": gradaudit.enough_noise,
         "identify": gradaudit.identify,
+        "captured-check": gradaudit.mechanism_check,
         "ldp": gradaudit.ldp_audit,
         "ldp-mechanism": gradaudit.distinguish.mechanism_audit,
     }

@@ -22,7 +22,7 @@ UNFINISHED = ("victims.jsonl", "checkpoint.npz")  # from which a run goes on
 KNOWN = frozenset(
     {
         *(RESULT, "trials.csv", "reconstructions.npz", "rounds.csv", "curve.png"),
-        *("line_ups.csv", "posterior.csv", "points.csv"),
+        *("line_ups.csv", "posterior.csv", "points.csv", "pairs.csv"),
         *("figures/victims.png", "figures/convergence.png", "figures/epsilon.png"),
         *("figures/norms.png", "figures/line_up.png", "figures/enough.png"),
     }
