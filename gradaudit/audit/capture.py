@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -240,7 +240,7 @@ def _difference(after: NDArray[Any], before: NDArray[Any]) -> NDArray[np.float32
     return exact.astype(np.float32)
 
 
-def listed(names: list[str]) -> str:
+def listed(names: Collection[str]) -> str:
     """Returns some of these names, for a message."""
     shown = ", ".join(sorted(names)[:_SHOWN]) or "none"
     return f"{shown} ..." if len(names) > _SHOWN else shown

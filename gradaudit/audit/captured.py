@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from gradaudit import tree
 from gradaudit.attacks.base import check_observation
 from gradaudit.audit.capture import PLACE_OF_TYPE, Capture, listed, read_capture
 from gradaudit.audit.tensor_files import Arrays
-from gradaudit.errors import InputError, require
+from gradaudit.errors import require
 from gradaudit.models.model import Model, cross_entropy
 from gradaudit.record import ABOUT, PLACES, Facts, fill
 from gradaudit.types import Leakage, LocalTraining, Observation, PyTree
@@ -35,7 +34,8 @@ def observation_of(capture: Capture, model: Model, noisy: bool = False) -> Obser
     """
     training = _training(capture)
     given, buffers = arranged(model, capture.received, f"{capture.folder}: received")
-    moved, _ = arranged(model, capture.moved(), f"{capture.folder}: sent", given)
+    moved, shifts = arranged(model, capture.moved(), f"{capture.folder}: sent", False)
+    after = jax.tree.map(np.add, buffers, shifts) if shifts else {}
     leakage = Leakage(PLACES[capture.facts.place])
     if capture.facts.sent == "gradient" and leakage is not Leakage.EXAMPLE:
         moved = jax.tree.map(lambda leaf: -training.learning_rate * leaf, moved)
@@ -44,6 +44,7 @@ def observation_of(capture: Capture, model: Model, noisy: bool = False) -> Obser
         params=jax.tree.map(jnp.asarray, given),
         sent=jax.tree.map(jnp.asarray, moved),
         buffers=jax.tree.map(jnp.asarray, buffers),
+        sent_buffers=jax.tree.map(jnp.asarray, after),
         labels=None if labels is None else jnp.asarray(labels, jnp.int32),
         leakage=leakage,
         training=training,
@@ -101,39 +102,50 @@ def _training(capture: Capture) -> LocalTraining:
 
 
 def arranged(
-    model: Model, tensors: Arrays, what: str, like: PyTree = None
+    model: Model, tensors: Arrays, what: str, whole: bool = True
 ) -> tuple[PyTree, PyTree]:
     """Returns named tensors as the model's parameters and buffers.
 
     A network that comes from another framework knows that framework's names
     (`arrange`); else names are those of the tree, `dense1/kernel` or `dense1.kernel`.
-    Tensors that are only numbered are taken in the tree's own order.
+    Tensors that are only numbered are taken in the tree's own order. Unless it is to
+    be `whole`, buffers may be left out, and are then the empty dict.
     """
     own = getattr(model.network, "arrange", None)
     if own is not None:
-        params, buffers = own(tensors, what)
+        params, buffers = own(tensors, what, whole)
         return params, buffers
-    shapes = jax.eval_shape(model.init, jax.random.key(0)) if like is None else like
-    names = tree.names(shapes)
-    if set(tensors) == {str(number) for number in range(len(names))}:
-        tensors = {name: tensors[str(i)] for i, name in enumerate(names)}
+    key = jax.random.key(0)
+    trees = [jax.eval_shape(make, key) for make in (model.init, model.initial_buffers)]
+    names = [tree.names(shapes) for shapes in trees]
+    if set(tensors) == {str(number) for number in range(len(names[0]))}:
+        tensors = {name: tensors[str(i)] for i, name in enumerate(names[0])}
     spelled = {name.replace(".", "/"): array for name, array in tensors.items()}
-    missing = [name for name in names if name not in spelled]
-    others = {n: a for n, a in spelled.items() if n not in set(names)}
-    unknown = [name for name in others if "/" not in name or missing]
+    without = not whole and not set(names[1]) & set(spelled)
+    wanted = {*names[0], *(() if without else names[1])}
+    missing, unknown = wanted - set(spelled), set(spelled) - wanted
     require(
         not missing and not unknown,
         f"{what} does not hold the parameters of model {model.name!r}: missing "
         f"{listed(missing)}, unknown {listed(unknown)}",
     )
-    leaves = [spelled[name] for name in names]
-    for name, leaf, shape in zip(names, leaves, jax.tree.leaves(shapes), strict=True):
+    params = _filled(trees[0], names[0], spelled, what)
+    return params, {} if without else _filled(trees[1], names[1], spelled, what)
+
+
+def _filled(
+    shapes: PyTree, names: tuple[str, ...], tensors: Arrays, what: str
+) -> PyTree:
+    """Returns the tree with its tensors, if they are what it takes."""
+    leaves, structure = jax.tree.flatten(shapes)
+    for name, shape in zip(names, leaves, strict=True):
+        found = tensors[name]
         require(
-            leaf.shape == shape.shape and leaf.dtype.kind == "f",
-            f"{what}: {name} must be real numbers of shape {shape.shape}, got "
-            f"{leaf.dtype} {leaf.shape}",
+            found.shape == shape.shape and found.dtype.kind == shape.dtype.kind,
+            f"{what}: {name} must be {shape.dtype} of shape {shape.shape}, got "
+            f"{found.dtype} {found.shape}",
         )
-    return jax.tree.unflatten(jax.tree.structure(shapes), leaves), _nested(others)
+    return jax.tree.unflatten(structure, [tensors[name] for name in names])
 
 
 def _check_output_bias(
@@ -183,8 +195,12 @@ def save_observation(folder: pathlib.Path | str, observation: Observation) -> No
         **dataclasses.asdict(training),
     )
     received = _flat(observation.params) | _flat(observation.buffers)
+    shifts = {
+        name: after - received[name]
+        for name, after in _flat(observation.sent_buffers).items()
+    }
     target.mkdir(parents=True, exist_ok=True)
-    fill(target, received, _flat(observation.sent), facts)
+    fill(target, received, _flat(observation.sent) | shifts, facts)
 
 
 def _flat(values: PyTree) -> dict[str, NDArray[Any]]:
@@ -193,17 +209,3 @@ def _flat(values: PyTree) -> dict[str, NDArray[Any]]:
         name: np.ascontiguousarray(leaf)
         for name, leaf in zip(names, leaves, strict=True)
     }
-
-
-def _nested(tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Returns the tree of nested dicts that the names spell."""
-    whole: dict[str, Any] = {}
-    for name, array in tensors.items():
-        *folders, leaf = name.split("/")
-        place = whole
-        for part in folders:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise InputError(f"the tensor names clash at {name!r}")
-        place[leaf] = array
-    return whole

@@ -36,7 +36,7 @@ def update():
     params = MODEL.init(jax.random.key(0))
     inputs = jax.random.uniform(jax.random.key(1), (2, 30))
     targets = one_hot(jnp.asarray(LABELS), 10)
-    gradient = batch_gradient(MODEL, params, inputs, targets)
+    gradient = batch_gradient(MODEL, params, {}, inputs, targets)
     sent = jax.tree.map(lambda p, g: p - RATE * g, params, gradient)
     return params, sent, gradient
 
