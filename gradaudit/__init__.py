@@ -26,6 +26,7 @@ _EXPORTS = {
 }
 _MODULES = {
     "attacks",
+    "audit",  # also a function: see gradaudit/audit/__init__.py
     "defenses",
     "models",
     "distinguish",

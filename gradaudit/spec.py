@@ -61,8 +61,11 @@ class Spec:
 
     @classmethod
     def read(cls, path: pathlib.Path) -> Self:
-        """Reads the spec of a result file, a result folder, or a bare spec."""
-        file = path / "result.json" if os.path.isdir(path) else path
+        """Reads the spec of a result or audit file, of its folder, or a bare spec."""
+        file = path
+        if os.path.isdir(path):
+            audit = path / "audit.json"
+            file = audit if audit.exists() else path / "result.json"
         value = files.read_json(file, "result")
         value = value.get("spec", value) if isinstance(value, dict) else value
         require(

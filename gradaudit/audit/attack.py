@@ -30,7 +30,7 @@ from gradaudit.types import Key, Knowledge, Leakage
 
 DEFAULT_DATASET = "lfw-patches"
 _DRAWS = 4  # networks that an untrained run draws, unless it is told otherwise
-_LEARNING_RATE = 0.05
+LEARNING_RATE = 0.05
 # Arguments that decide no number: a spec does not hold them.
 _NO_NUMBERS = ("slots", "progress", "keep", "overwrite")
 
@@ -162,7 +162,7 @@ def _simulated(
         f"batch_size must be at least 1, got {batch_size}",
     )
     data = load_dataset(dataset) if isinstance(dataset, str) else dataset
-    net = _model(model, data)
+    net = chosen_model(model, data)
     guard = parse_defense(defense) if isinstance(defense, str) else defense
     batch = batch_size or (1 if threat.reads is Leakage.EXAMPLE else 3)
     setting = Setting(
@@ -172,7 +172,7 @@ def _simulated(
         batch_size=batch,
         rounds=round_index + 1,
         examples=batch * local_steps,
-        learning_rate=_LEARNING_RATE,
+        learning_rate=LEARNING_RATE,
     )
     scenario = Simulated(
         key,
@@ -248,7 +248,8 @@ def _draws(draws: int | None, victims: int, round_index: int) -> int:
     return draws
 
 
-def _model(model: str | Model | None, dataset: Dataset) -> Model:
+def chosen_model(model: str | Model | None, dataset: Dataset) -> Model:
+    """Returns the model that is attacked: `cpl` for images, `mlp` for tables."""
     if isinstance(model, Model):
         return model
     name = model or ("cpl" if len(dataset.shape) == 3 else "mlp")

@@ -19,6 +19,7 @@ convex functions of a sum (Hoeffding 1963, theorem 4).
 
 import dataclasses
 import enum
+import functools
 import itertools
 import math
 import pathlib
@@ -86,6 +87,7 @@ def judge(rate: metrics.Rate, limit: float) -> Verdict:
     return Verdict.HELD if rate.high <= limit else Verdict.UNCLEAR
 
 
+@functools.cache
 def victims_needed(limit: float, draws: int | None = None) -> int | None:
     """Returns how many victims without a success hold the limit; None if none do.
 

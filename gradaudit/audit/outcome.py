@@ -224,9 +224,10 @@ class AttackResult(Result):
 
 def _summary(values: list[Any]) -> dict[str, float | None]:
     if not values:
-        return {"mean": None, "median": None, "worst": None}
+        return {"mean": None, "median": None, "worst": None, "best": None}
     return {
         "mean": statistics.fmean(values),
         "median": statistics.median(values),
         "worst": max(values),
+        "best": min(values),
     }

@@ -10,6 +10,7 @@ from gradaudit._version import __version__
 from gradaudit.cli import (
     account,
     attack,
+    audit,
     calibrate,
     captured,
     console,
@@ -27,7 +28,7 @@ app = typer.Typer(
         "Do your federated gradients leak your clients' data, and does your defense "
         "stop it?"
     ),
-    epilog="Start with: gradaudit attack --type 2",
+    epilog="Start with: gradaudit attack --type 2, then: gradaudit audit",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -36,6 +37,9 @@ app = typer.Typer(
 
 
 app.command("attack", epilog=attack.EPILOG)(attack.attack)
+
+
+app.command("audit", epilog=audit.EPILOG)(audit.audit)
 
 
 app.command("train", epilog=train.EPILOG)(train.train)

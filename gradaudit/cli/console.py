@@ -80,7 +80,7 @@ _stdout = _Stdout()
 out = _Out(file=cast(TextIO, _stdout), highlight=False)
 err = Console(stderr=True, highlight=False)
 
-Tell = Callable[[str, int, int], None]  # what is running, how much is done, of what
+Tell = Callable[[str, float, float], None]  # what is running, how much is done, of what
 
 
 _IN_ASCII = {
@@ -222,31 +222,54 @@ def _termination_is_an_interrupt() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress_bar(description: str, total: int | None = None) -> Iterator[Tell]:
-    """Shows one bar on stderr; yields what moves it: tell(text, done, total)."""
+def progress_bars(*descriptions: str) -> Iterator[tuple[Tell, ...]]:
+    """Shows a bar for each description on stderr; yields what moves each of them."""
     from rich.progress import (
         BarColumn,
-        MofNCompleteColumn,
         Progress,
+        TaskID,
+        TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
+    # A name may be long; the bar and the times stay in sight.
+    text = Column(no_wrap=True, overflow="ellipsis", ratio=1, max_width=48)
     with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.description}", table_column=text),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(show_speed=False),
+        TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=err,
         transient=True,
     ) as bar:
-        task = bar.add_task(escape(description), total=total)
 
-        def tell(text: str, done: int, total: int) -> None:
-            bar.update(task, description=escape(text), completed=done, total=total)
+        def moving(task: TaskID) -> Tell:
+            def tell(text: str, done: float, total: float) -> None:
+                count = f"{int(done)}/{int(total)}"
+                words = escape(readable(text))
+                bar.update(
+                    task, description=words, completed=done, total=total, count=count
+                )
 
+            return tell
+
+        yield tuple(
+            moving(bar.add_task(escape(each), total=None, count=""))
+            for each in descriptions
+        )
+
+
+@contextlib.contextmanager
+def progress_bar(description: str, total: int | None = None) -> Iterator[Tell]:
+    """Shows one bar on stderr; yields what moves it: tell(text, done, total)."""
+    with progress_bars(description) as (tell,):
+        if total is not None:
+            tell(description, 0, total)
         yield tell
 
 

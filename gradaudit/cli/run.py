@@ -50,19 +50,20 @@ def run(
         if as_json:
             console.print_json(result.to_dict())
             return
-        console.out.print(
-            f"{spec.command} run again: {out_folder}/result.json", markup=False
-        )
+        where = f"{out_folder}/{result.file}"
+        console.out.print(f"{spec.command} run again: {where}", markup=False)
 
 
 def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "Result":
     """Calls the library function of the command."""
     import gradaudit
+    from gradaudit.audit.audit import audit as run_audit
     from gradaudit.audit.gate import attack_until_clear
     from gradaudit.errors import unknown_name
 
     attacks = {"attack": gradaudit.attack, "attack-gate": attack_until_clear}
     commands = attacks | {
+        "audit": run_audit,
         "train": gradaudit.train,
         "line-up": gradaudit.line_up,
         "calibrate": gradaudit.enough_noise,
@@ -77,11 +78,16 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
     _check(function, arguments)
     if command in attacks:
         arguments["progress"] = lambda done, total: tell("attacking", done, total)
+    if command == "audit":
+        arguments["progress"] = lambda done, all_, name, *_: tell(name, done, all_)
     return function(**arguments)
 
 
 # Where a run writes is said by who runs it, never by a file.
-_OURS = {"keep", "out", "overwrite", "resume", "progress", "on_round"}
+_OURS = {
+    *("keep", "out", "overwrite", "resume", "progress", "on_round"),
+    *("plan", "gates", "extend", "include_reconstructions", "executor"),
+}
 
 
 def _check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:

@@ -46,6 +46,7 @@ from gradaudit.distinguish.subjects import (
     load_subject,
 )
 from gradaudit.errors import require
+from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
@@ -335,7 +336,7 @@ def mechanism_audit(
     delta: float = DELTA,
     neighbours: Neighbours | None = None,
     dataset: str = "digits",
-    model: str = "ldp-cnn",
+    model: str | Model = "ldp-cnn",
     trials: int = TRIALS,
     significance: float = SIGNIFICANCE,
     seed: int = 0,
@@ -350,7 +351,7 @@ def mechanism_audit(
       delta: of the claim of Gaussian noise.
       neighbours: which pairs the claim covers, see `Neighbours`.
       dataset: the data whose shapes the model has.
-      model: whose parameters have the shapes of what the mechanism gets.
+      model: whose parameters have the shapes of what the mechanism gets, or its name.
       trials: of the test.
       significance: 1 - confidence of the bound.
       seed: everything random follows from it.
@@ -369,9 +370,10 @@ def mechanism_audit(
     spec = Spec.of("ldp-mechanism", **arguments)
     machine.configure()
     data = load_dataset(dataset)
-    network = build_model(model, data.shape, data.classes)
+    if isinstance(model, str):
+        model = build_model(model, data.shape, data.classes)
     key = jax.random.key(seed)
-    shapes = jax.eval_shape(network.init, key)  # a mechanism sees no parameters
+    shapes = jax.eval_shape(model.init, key)  # a mechanism sees no parameters
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     subject = load_subject(
         mechanism, params, neighbours=neighbours, epsilon=epsilon, delta=delta

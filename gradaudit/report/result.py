@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -15,13 +15,14 @@ from gradaudit.errors import InputError, require
 from gradaudit.spec import Spec
 
 SCHEMA_VERSION = 2
-RESULT = "result.json"
+RESULT, AUDIT = "result.json", "audit.json"
 _STAGE = ".writing-"
 UNFINISHED = ("victims.jsonl", "checkpoint.npz")  # from which a run goes on
 # Every file that a result of any command may have, so that none outlives its run.
 KNOWN = frozenset(
     {
-        *(RESULT, "trials.csv", "reconstructions.npz", "rounds.csv", "curve.png"),
+        *(RESULT, AUDIT, "cells.csv", "report.html", "junit.xml", "summary.md"),
+        *("trials.csv", "reconstructions.npz", "rounds.csv", "curve.png"),
         *("line_ups.csv", "posterior.csv", "points.csv", "pairs.csv"),
         *("figures/victims.png", "figures/convergence.png", "figures/epsilon.png"),
         *("figures/norms.png", "figures/line_up.png", "figures/enough.png"),
@@ -41,6 +42,8 @@ class Result(abc.ABC):
     One writer for all commands: `save` puts whole files into one folder.
     """
 
+    file: ClassVar[str] = RESULT  # what `to_dict` is called on the disk
+
     @abc.abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Returns result.json: schema_version, spec, environment, and what came out."""
@@ -57,8 +60,12 @@ class Result(abc.ABC):
         """Returns by file name what draws each figure (a matplotlib Figure)."""
         return {}
 
+    def texts(self) -> dict[str, Callable[[], str]]:
+        """Returns by file name what writes each text: `{"summary.md": ...}`."""
+        return {}
+
     def save(self, folder: pathlib.Path | str) -> pathlib.Path:
-        """Writes every file whole, result.json last; returns the folder.
+        """Writes every file whole, the document last; returns the folder.
 
         Guarantee: all files are written before the first one takes its place. What
         can't be written (a full disk) leaves the result that was there; after it,
@@ -75,15 +82,18 @@ class Result(abc.ABC):
         return target
 
     def _write(self, folder: pathlib.Path) -> list[str]:
-        """Writes all files; returns their names, result.json last."""
+        """Writes all files; returns their names, the document last."""
         for name, rows in self.rows().items():
             files.write_csv(folder / name, rows)
         for name, arrays in self.arrays().items():
             files.write_arrays(folder / name, arrays)
         for name, draw in self.figures().items():
             write_figure(folder / name, draw())
-        files.write_json(folder / RESULT, self.to_dict())
-        return [*self.rows(), *self.arrays(), *self.figures(), RESULT]
+        for name, text in self.texts().items():
+            files.write_text(folder / name, text())
+        files.write_json(folder / self.file, self.to_dict())
+        others = (self.rows(), self.arrays(), self.figures(), self.texts())
+        return [*(name for named in others for name in named), self.file]
 
 
 @contextlib.contextmanager
@@ -105,9 +115,10 @@ def claim(folder: pathlib.Path, spec: Spec, overwrite: bool = False) -> None:
     """
     if overwrite:
         return
-    found = [name for name in (RESULT, *UNFINISHED) if (folder / name).exists()]
+    documents = (RESULT, AUDIT)
+    found = [name for name in (*documents, *UNFINISHED) if (folder / name).exists()]
     same = False
-    if found == [RESULT]:
+    if len(found) == 1 and found[0] in documents:
         with contextlib.suppress(InputError):
             there = Spec.read(folder)
             same = there.command == spec.command and there.sources == spec.sources
@@ -121,5 +132,5 @@ def claim(folder: pathlib.Path, spec: Spec, overwrite: bool = False) -> None:
 
 def remove_result(folder: pathlib.Path, but: Collection[str] = ()) -> None:
     """Removes the files of an older result, whatever command it was of."""
-    for name in sorted(KNOWN - set(but), key=lambda name: name != RESULT):
+    for name in sorted(KNOWN - set(but), key=lambda name: not name.endswith(".json")):
         (folder / name).unlink(missing_ok=True)

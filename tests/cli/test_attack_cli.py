@@ -53,7 +53,7 @@ def test_the_result_holds_what_the_contract_names(folder):
     }  # fmt: skip
     assert metrics["asr"]["value"] == 1.0 and metrics["asr"]["guess"] < 1.0
     for name in ("rmse", "rmse_raw", "psnr", "ssim", "evaluations"):
-        assert set(metrics[name]) == {"mean", "median", "worst"}
+        assert set(metrics[name]) == {"mean", "median", "worst", "best"}
     assert metrics["label_accuracy"] == 1.0
     assert metrics["iterations"]["median"] <= metrics["iterations"]["cap"]
     assert set(report["oracle"]) == {"asr", "rmse"}

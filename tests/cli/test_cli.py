@@ -186,6 +186,7 @@ def test_errors_in_a_real_process_have_no_traceback(root):
 # Where each command does its work.
 WORK = {
     ("attack",): ("gradaudit.audit.attack.attack", ()),
+    ("audit",): ("gradaudit.audit.audit.audit", ()),
     ("train",): ("gradaudit.audit.train.train", ()),
     ("run",): ("gradaudit.spec.Spec.read", ("result.json",)),
     ("list",): ("gradaudit.cli.listing._tables", ()),

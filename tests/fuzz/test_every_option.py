@@ -20,6 +20,7 @@ NONSENSE: dict[type, tuple[str, ...]] = {
 NOISE = ("--sigma", "6", "--q", "0.01", "--steps", "100")
 OUT = ("--out", "out")
 BASE = {
+    "audit": ("--dataset", "cancer", "--defense", "none", "--victims", "2"),
     "attack": ("--dataset", "cancer", "--victims", "2"),
     "train": ("--dataset", "cancer", "--clients", "4", "--clients-per-round", "2"),
     "line-up": ("--dataset", "cancer", "--victims", "2", "--draws", "1"),

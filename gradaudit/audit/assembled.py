@@ -1,0 +1,266 @@
+"""audit.json out of a grid, its cells and what came of them: plain data in and out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradaudit.audit.cells import DONE, FAILED, INTERRUPTED, MISSING
+from gradaudit.audit.grid import Grid, Guard
+from gradaudit.audit.limits import Gates
+from gradaudit.audit.threat import Threat
+from gradaudit.audit.verdict import PLACES, claims_of, headline, places, verdict_of
+from gradaudit.report.result import SCHEMA_VERSION
+from gradaudit.types import Leakage
+
+Plain = dict[str, Any]
+Outcomes = Mapping[str, Plain]  # by the cell's id
+
+_GENERAL = (
+    "A failed attack is no proof of privacy: a stronger one may exist. Only a "
+    "certificate speaks of every adversary, and it rests on the noise being what the "
+    "defense says it is.",
+    "Every interval is at 95 % on its own; of many cells a few are wrong.",
+)
+_UNTRAINED = "The networks are untrained: later rounds may leak less or more."
+_LINE_UPS_UNTRAINED = "Line-ups are played on untrained networks."
+
+
+def assemble(
+    grid: Grid,
+    cells: Sequence[Plain],
+    outcomes: Outcomes,
+    gates: Gates,
+    *,
+    environment: Plain,
+    interrupted: bool,
+    date: str,
+) -> Plain:
+    """Returns audit.json; what was not run is in it as missing."""
+    rows = {kind: _rows(cells, outcomes, kind) for kind in _SHORT}
+    claims = {
+        guard.text: _claims(guard, rows["accounting"], rows["mechanism"])
+        for guard in grid.guards
+    }
+    attacked = [
+        _cell(grid, cell, outcomes.get(cell["id"]), claims)
+        for cell in cells
+        if cell["kind"] in ("attack", "line-up")
+    ]
+    said = [
+        {"defense": guard.text, "sentence": sentence}
+        for guard in grid.guards
+        for sentence in claims[guard.text]
+    ]
+    document: Plain = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "audit",
+        "title": grid.plan.title or _title(grid),
+        "spec": grid.plan.spec().plain(),
+        "environment": environment,
+        "status": _status(cells, outcomes, interrupted),
+        "date": date,
+        "headline": headline(attacked, said),
+        "places": places(attacked, _same(grid)),
+        "cells": attacked,
+        **{kind: [short(*row) for row in rows[kind]] for kind, short in _SHORT.items()},
+        "limitations": _limitations(grid, attacked),
+        "timing": {"total_s": sum(outcome["seconds"] for outcome in outcomes.values())},
+    }
+    return document | {"gates": gates.judge(document)}
+
+
+def _title(grid: Grid) -> str:
+    return f"Audit of {', '.join(data.text for data in grid.data)}"
+
+
+def _status(cells: Sequence[Plain], outcomes: Outcomes, interrupted: bool) -> str:
+    if interrupted:
+        return INTERRUPTED
+    ends = {outcomes.get(c["id"], {"status": MISSING})["status"] for c in cells}
+    return DONE if ends <= {DONE} else "unfinished"
+
+
+def _rows(
+    cells: Sequence[Plain], outcomes: Outcomes, kind: str
+) -> list[tuple[Plain, Plain]]:
+    nothing = {"status": MISSING, "error": None, "result": None, "seconds": 0.0}
+    return [
+        (cell, dict(outcomes.get(cell["id"], nothing)))
+        for cell in cells
+        if cell["kind"] == kind
+    ]
+
+
+def _claims(
+    guard: Guard,
+    accounting: Sequence[tuple[Plain, Plain]],
+    mechanisms: Sequence[tuple[Plain, Plain]],
+) -> list[str]:
+    """Returns what one defense claims that does not hold, over all data sets."""
+    found: dict[str, None] = {}
+    results = [
+        [outcome["result"] for cell, outcome in rows if cell["defense"] == guard.text]
+        for rows in (accounting, mechanisms)
+    ]
+    for accounted in results[0]:
+        found |= dict.fromkeys(claims_of(guard.text, accounted, None))
+    for tested in results[1]:
+        found |= dict.fromkeys(claims_of(guard.text, None, tested))
+    return list(found)
+
+
+def _same(grid: Grid) -> list[tuple[int, str, str, str]]:
+    return [
+        (leakage, threat, guard.text, threat.replace("aware", "curious"))
+        for leakage in grid.plan.types
+        for threat in grid.plan.threats
+        for guard in grid.guards
+        if grid.tells_nothing(guard, threat, leakage)
+    ]
+
+
+def _cell(
+    grid: Grid, cell: Plain, outcome: Plain | None, claims: Mapping[str, list[str]]
+) -> Plain:
+    guard = next(g for g in grid.guards if g.text == cell["defense"])
+    data = next(d for d in grid.data if d.text == cell["dataset"])
+    result = (outcome or {}).get("result") or {}
+    is_attack = cell["kind"] == "attack"
+    line_ups = [] if is_attack else result.get("metrics", {}).get("cells", [])
+    bound = result.get("certificate") if is_attack else None
+    if line_ups:
+        bound = line_ups[0]["certified"]
+    metrics = result.get("metrics") if is_attack else None
+    status = (outcome or {"status": MISSING})["status"]
+    return {
+        "id": cell["id"],
+        "name": cell["name"],
+        "kind": cell["kind"],
+        "dataset": data.plain(),
+        "model": data.model.name,
+        "defense": {
+            "text": guard.text,
+            "name": guard.defense.name,
+            "control": grid.is_control(guard),
+            "claims": claims[guard.text],
+        },
+        "type": cell["type"],
+        "place": PLACES[cell["type"]],
+        "threat": result.get("threat") or _threat(cell),
+        "attack": {
+            "method": cell["method"],
+            "iterations": result.get("about", {}).get("iterations"),
+            "restarts": result.get("about", {}).get("restarts"),
+        },
+        "seed": grid.plan.seed,
+        "status": status,
+        "victims": result.get("victims"),
+        "draws": result.get("draws", []),
+        "metrics": metrics,
+        "line_ups": line_ups,
+        "certificate": bound,
+        "verdict": verdict_of(cell, outcome),
+        "error": (outcome or {}).get("error"),
+        "folder": f"cells/{cell['id']}",
+        "limitations": list(result.get("limitations", [])),
+        "timing": {"total_s": (outcome or {}).get("seconds", 0.0)},
+    }
+
+
+def _threat(cell: Plain) -> Plain:
+    adversary = Threat.parse(cell["threat"], Leakage(cell["type"]))
+    return {
+        "name": cell["threat"],
+        "type": cell["type"],
+        "knows": sorted(need.value for need in adversary.knows),
+        "alters": "nothing",
+    }
+
+
+def _about(cell: Plain, outcome: Plain) -> Plain:
+    status = outcome["status"]
+    return {
+        "defense": cell["defense"],
+        "dataset": cell["dataset"],
+        "status": MISSING if status == INTERRUPTED else status,
+        "error": outcome["error"],
+        "folder": f"cells/{cell['id']}" if status in (DONE, FAILED) else None,
+    }
+
+
+def _accounting(cell: Plain, outcome: Plain) -> Plain:
+    return _about(cell, outcome) | {"accounting": outcome["result"]}
+
+
+def _norms(cell: Plain, outcome: Plain) -> Plain:
+    found = outcome["result"] or {"norms": []}
+    return _about(cell, outcome) | {"norms": found["norms"]}
+
+
+def _training(cell: Plain, outcome: Plain) -> Plain:
+    metrics = (outcome["result"] or {"metrics": {}})["metrics"]
+    return _about(cell, outcome) | {
+        "accuracy": metrics.get("accuracy"),
+        "rounds": metrics.get("rounds"),
+        "milliseconds": metrics.get("milliseconds_per_client_and_iteration"),
+    }
+
+
+def _mechanism(cell: Plain, outcome: Plain) -> Plain:
+    result = outcome["result"]
+    about = _about(cell, outcome)
+    if result is None:
+        said = f"could not be tested: {outcome['error']}" if outcome["error"] else ""
+        nothing = ("verdict", "claimed", "closed_form", "lower_bound", "ceiling")
+        return about | dict.fromkeys((*nothing, "trials")) | {
+            "sentence": said or "not run", "caveats": [],
+        }  # fmt: skip
+    found = result["result"]
+    claim, bound = found["claim"], found["lower_bound"]
+    exact = found["closed_form"]
+    words = {
+        "refuted": "One release is not what is claimed",
+        "consistent": "One release is consistent with what is claimed",
+        "can't tell": "Too few trials to say whether one release is what is claimed",
+    }[found["verdict"]]
+    amounts = "" if exact is None else f"; its parts amount to epsilon = {exact:.3g}"
+    sentence = (
+        f"{words}: epsilon = {claim['epsilon']:.3g} is claimed{amounts}; "
+        f"{found['trials']:,} trials prove epsilon >= {bound:.3g}."
+    )
+    return about | {
+        "verdict": found["verdict"],
+        "sentence": sentence,
+        "claimed": claim["epsilon"],
+        "closed_form": exact,
+        "lower_bound": bound,
+        "ceiling": found["ceiling"],
+        "trials": found["trials"],
+        "caveats": [*result["caveats"]],
+    }
+
+
+_SHORT = {
+    "accounting": _accounting,
+    "mechanism": _mechanism,
+    "norms": _norms,
+    "training": _training,
+}
+
+
+def _limitations(grid: Grid, cells: Sequence[Plain]) -> list[str]:
+    """Returns what holds of the audit as a whole, and then what holds of cells."""
+    plan = grid.plan
+    found = list(_GENERAL)
+    if plan.round == 0:
+        found.append(_UNTRAINED)
+    elif any(cell["kind"] == "line-up" for cell in cells):
+        found.append(_LINE_UPS_UNTRAINED)
+    if plan.setting is None and any(g.defense.mechanisms for g in grid.guards):
+        found.append(
+            "No federation was described: epsilon is that of the data set's published "
+            "one, or of the papers' MNIST."
+        )
+    failed = [cell["name"] for cell in cells if cell["status"] == FAILED]
+    if failed:
+        found.append(f"Cells that failed say nothing: {'; '.join(failed)}.")
+    return found

@@ -1,0 +1,208 @@
+"""`ga.audit`: the whole grid, one verdict, one page.
+
+Cells are saved as they finish, each in its folder below `cells/`; audit.json is whole
+at every moment. The same audit goes on from there.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import pathlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from gradaudit import files, machine
+from gradaudit.audit.asked import AuditPlan, changed
+from gradaudit.audit.assembled import assemble
+from gradaudit.audit.cells import DONE, INTERRUPTED, run_cell
+from gradaudit.audit.grid import Grid
+from gradaudit.audit.limits import Gates
+from gradaudit.errors import InputError, require
+from gradaudit.report import summary
+from gradaudit.report.result import AUDIT, Result, claim
+from gradaudit.spec import Spec
+
+Plain = dict[str, Any]
+CELLS = "cells"
+# Cells finished, cells in all, the running one's name, how much of it is done, of what.
+Tell = Callable[[int, int, str, int, int], None]
+# Runs cells in their folders, in any order; yields outcomes as they come.
+Executor = Callable[[list[tuple[Plain, pathlib.Path]], Tell], Iterator[Plain]]
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditResult(Result):
+    """Everything of one audit; `document` is audit.json, `folder` has the cells."""
+
+    file = AUDIT
+
+    document: Plain
+    folder: pathlib.Path
+    include_reconstructions: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """The worst cell's: leaks, not shown to leak, certified below ..."""
+        return str(self.document["headline"]["verdict"])
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C came before the end."""
+        return bool(self.document["status"] == INTERRUPTED)
+
+    @property
+    def exit_code(self) -> int:
+        """What the program ends with: 0, 1, 3 or 130."""
+        return int(self.document["gates"]["exit_code"])
+
+    def to_dict(self) -> Plain:
+        """Returns audit.json."""
+        return self.document
+
+    def rows(self) -> dict[str, list[Plain]]:
+        """Returns cells.csv, a row for each attack and line-up."""
+        return {"cells.csv": summary.rows(self.document)}
+
+    def texts(self) -> dict[str, Callable[[], str]]:
+        """Returns the page, and the summaries for continuous integration."""
+        return {
+            "summary.md": lambda: summary.markdown(self.document),
+            "junit.xml": lambda: summary.junit(self.document),
+        }
+
+    def save(self, folder: pathlib.Path | str) -> pathlib.Path:
+        """Writes audit.json, the page and the summaries; brings the cells along."""
+        target = pathlib.Path(folder)
+        if target.resolve() != self.folder.resolve() and (self.folder / CELLS).exists():
+            shutil.copytree(self.folder / CELLS, target / CELLS, dirs_exist_ok=True)
+        return super().save(target)
+
+    def show(self) -> None:
+        """Prints what the command line prints."""
+        summary.print_audit(self.document)
+
+
+def in_this_process(
+    work: list[tuple[Plain, pathlib.Path]], tell: Tell
+) -> Iterator[Plain]:
+    """Runs the cells one after the other; stops after one that was interrupted."""
+    for number, (cell, folder) in enumerate(work):
+
+        def within(done: int, total: int, cell: Plain = cell, at: int = number) -> None:
+            tell(at, len(work), cell["name"], done, total)
+
+        tell(number, len(work), cell["name"], 0, 1)
+        outcome = run_cell(cell, folder, within)
+        yield outcome
+        if outcome["status"] == INTERRUPTED:
+            return
+
+
+def audit(
+    plan: AuditPlan | None = None,
+    *,
+    gates: Gates | None = None,
+    out: pathlib.Path | str | None = None,
+    overwrite: bool = False,
+    extend: bool = False,
+    include_reconstructions: bool = False,
+    progress: Tell | None = None,
+    executor: Executor = in_this_process,
+    **asked: Any,
+) -> AuditResult:
+    """Audits every cell of a grid, and says in one line what came out.
+
+    `ga.audit()` is a sensible default on embedded data; `ga.audit(victims=16,
+    defenses=["none", "fed-cdp"])` changes what `AuditPlan` names.
+
+    Args:
+      plan: what is asked; all of its fields can be given by name instead.
+      gates: limits that must hold.
+      out: a folder for cells and report. The same audit goes on from its cells there;
+        the folder of another run is refused. Without, a temporary one.
+      overwrite: begin anew, whatever is in `out`.
+      extend: go on in the folder of an audit that asked for other things; cells that
+        both have are not run again.
+      include_reconstructions: show pictures of data that is no public set.
+      progress: is told how far the audit and its running cell are.
+      executor: what runs the cells; one after the other in this process by default.
+      **asked: fields of `AuditPlan`.
+    """
+    machine.configure()
+    plan = changed(plan or AuditPlan(), asked)
+    spec = plan.spec()
+    grid = Grid.of(plan)
+    cells = grid.cells()
+    folder = pathlib.Path(out or tempfile.mkdtemp(prefix="gradaudit-audit-"))
+    with files.one_run_in(folder):
+        _open(folder, spec, overwrite, extend)
+        document = _run(
+            grid, cells, folder, gates or Gates(), progress or _ignore, executor
+        )
+        result = AuditResult(document, folder, include_reconstructions)
+        if out is None:  # it lives as long as its result
+            weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
+        result.save(folder)
+    return result
+
+
+def _ignore(*_: Any) -> None:
+    return
+
+
+def _open(folder: pathlib.Path, spec: Spec, overwrite: bool, extend: bool) -> None:
+    """Refuses another run's folder; an audit's may be extended."""
+    other = None
+    with contextlib.suppress(InputError):
+        other = Spec.read(folder)
+    if not (extend and other is not None and other.command == "audit"):
+        claim(folder, spec, overwrite)
+    require(
+        (folder / AUDIT).exists() or overwrite or not (folder / CELLS).exists(),
+        f"{folder} has a folder {CELLS}, and no {AUDIT} that says of which audit: "
+        "choose another --out, or say --overwrite",
+    )
+    if overwrite:
+        shutil.rmtree(folder / CELLS, ignore_errors=True)
+
+
+def _run(
+    grid: Grid,
+    cells: list[Plain],
+    folder: pathlib.Path,
+    gates: Gates,
+    tell: Tell,
+    executor: Executor,
+) -> Plain:
+    """Runs what is missing; audit.json on the disk is valid after every cell."""
+    outcomes: dict[str, Plain] = {}
+    environment, interrupted = machine.describe(), False
+
+    def document() -> Plain:
+        whole: Plain = files.finite(
+            assemble(
+                grid, cells, outcomes, gates, environment=environment,
+                interrupted=interrupted, date=_today(),
+            )
+        )  # fmt: skip
+        return whole
+
+    files.write_json(folder / AUDIT, document())
+    work = [(cell, folder / CELLS / cell["id"]) for cell in cells]
+    results: Iterable[Plain] = executor(work, tell)
+    try:
+        for outcome in results:
+            outcomes[outcome["id"]] = outcome
+            interrupted |= outcome["status"] == INTERRUPTED
+            if outcome["status"] == DONE:
+                files.write_json(folder / AUDIT, document())
+    except KeyboardInterrupt:
+        interrupted = True
+    return document()
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -1,0 +1,223 @@
+"""One cell of an audit: plain data in, plain data out, finished work kept.
+
+`run_cell` is all that another process needs: it is idempotent. A cell that is finished
+in its folder is answered from there; one that was ended at any moment (kill -9) is run
+again, an attack or a training from where it was. A cell that fails says so and raises
+nothing, so that the others go on.
+"""
+
+import hashlib
+import json
+import pathlib
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from gradaudit import files, machine
+from gradaudit.audit.attack import attack, chosen_model
+from gradaudit.audit.informed import line_up, lineup_and_certificate
+from gradaudit.audit.sizes import gradient_norms
+from gradaudit.audit.train import train
+from gradaudit.data import CATALOGUE, load_dataset
+from gradaudit.defenses import parse as parse_defense
+from gradaudit.distinguish import mechanism_audit
+from gradaudit.errors import InputError
+from gradaudit.privacy.statement import epsilon, privacy_as_plain
+from gradaudit.spec import Spec
+from gradaudit.types import Leakage
+
+Plain = dict[str, Any]
+Tell = Callable[[int, int], None]  # how much of the cell is done, of what
+
+FINISHED = "cell.json"  # which cell this folder is of, and its outcome when done
+ERROR = "error.txt"
+DONE, FAILED, INTERRUPTED, MISSING = "done", "failed", "interrupted", "missing"
+
+
+def run_cell(
+    cell: Plain, folder: pathlib.Path | str, progress: Tell | None = None
+) -> Plain:
+    """Runs one cell in its folder, or returns what is there already.
+
+    Returns `{"id", "status", "error", "seconds", "result"}`: status is `done`, `failed`
+    (in words in `error`, a traceback of ours in error.txt) or `interrupted` (Ctrl-C;
+    `result` has what there is). Only what is done is kept as finished.
+    """
+    target = pathlib.Path(folder)
+    try:
+        with files.one_run_in(target):
+            return _run(cell, target, progress or _ignore)
+    except InputError as problem:  # the folder itself can't be used
+        return _outcome(cell, FAILED, str(problem), 0.0, None)
+
+
+def _run(cell: Plain, target: pathlib.Path, tell: Tell) -> Plain:
+    began, name = time.perf_counter(), _fingerprint(cell)
+    kept = _kept(target, name)
+    if kept.get("outcome") is not None:
+        return dict(kept["outcome"])
+    if not kept:  # of other versions, or damaged
+        _empty(target)
+        files.write_json(target / FINISHED, {"fingerprint": name, "outcome": None})
+    status, error, result = DONE, None, None
+    try:
+        arguments = Spec(**cell["spec"]).call()
+        result = _KINDS[cell["kind"]](arguments, target, tell)
+        if result.get("status") == INTERRUPTED:
+            status = INTERRUPTED
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except Exception as problem:  # whatever it is, the other cells go on
+        status, error = FAILED, _in_words(problem, target)
+    seconds = time.perf_counter() - began
+    outcome = _outcome(cell, status, error, seconds, result)
+    if status == DONE:
+        record = {"fingerprint": name, "cell": cell, "outcome": outcome}
+        files.write_json(target / FINISHED, record)
+        (target / ERROR).unlink(missing_ok=True)
+    return outcome
+
+
+def _outcome(
+    cell: Plain, status: str, error: str | None, seconds: float, result: Plain | None
+) -> Plain:
+    said: Plain = files.finite(
+        {
+            "id": cell["id"],
+            "status": status,
+            "error": error,
+            "seconds": seconds,
+            "result": result,
+        }
+    )
+    return said
+
+
+def _empty(folder: pathlib.Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != files.LOCK:
+            entry.unlink()
+
+
+def _ignore(done: int, total: int) -> None:
+    del done, total
+
+
+def _fingerprint(cell: Plain) -> str:
+    """Returns what must be equal for finished work to be taken over."""
+    about = machine.describe()
+    identity = [cell, about["gradaudit"], about["packages"], about["backend"]]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _kept(folder: pathlib.Path, name: str) -> Plain:
+    """Returns the record of this very cell; empty if there is none."""
+    try:
+        record = files.read_json(folder / FINISHED, "cell")
+    except InputError:
+        return {}
+    fits = isinstance(record, dict) and record.get("fingerprint") == name
+    return record if fits else {}
+
+
+def _in_words(problem: Exception, folder: pathlib.Path) -> str:
+    """Returns what went wrong; a bug's traceback is kept in the cell's folder."""
+    if isinstance(problem, InputError):
+        return str(problem)
+    first = next(iter(str(problem).strip().splitlines()), "")
+    said = f"{type(problem).__name__}: {first}".removesuffix(": ")
+    if isinstance(problem, MemoryError):
+        return f"not enough memory: {first}; ask for less"
+    try:
+        files.write_text(folder / ERROR, traceback.format_exc())
+    except InputError:
+        return said
+    return f"{said} (the traceback is in {ERROR} of its folder)"
+
+
+def _attack(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
+    result = attack(**arguments, keep=folder, progress=tell)
+    result.save(folder)
+    return result.to_dict() | {"certificate": _certificate(arguments)}
+
+
+def _certificate(arguments: Plain) -> Plain | None:
+    """Returns the bound on anybody's RMSE success; None without noise to rest on."""
+    data, model, defense = _parts(arguments)
+    found = lineup_and_certificate(
+        model,
+        data,
+        defense,
+        Leakage(arguments["type"]),
+        batch_size=arguments["batch_size"] or 3,
+        local_steps=arguments["local_steps"],
+        success_rmse=arguments["success_rmse"],
+        seed=arguments["seed"],
+        line_ups=0,
+    )
+    bound: Plain | None = None if found is None else found["reconstruction"]
+    return bound
+
+
+def _parts(arguments: Plain) -> tuple[Any, Any, Any]:
+    data, defense = arguments["dataset"], arguments["defense"]
+    data = load_dataset(data) if isinstance(data, str) else data
+    defense = parse_defense(defense) if isinstance(defense, str) else defense
+    return data, chosen_model(arguments["model"], data), defense
+
+
+def _line_up(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
+    result = line_up(**arguments, progress=tell)
+    result.save(folder)
+    return result.to_dict()
+
+
+def _mechanism(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
+    result = mechanism_audit(
+        **arguments, progress=lambda label, done, total: tell(done, total)
+    )
+    result.save(folder)
+    return result.to_dict()
+
+
+def _accounting(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
+    del folder, tell
+    name, defense = arguments.pop("dataset"), arguments.pop("defense")
+    known = CATALOGUE.get(name)
+    return privacy_as_plain(
+        epsilon(
+            parse_defense(defense) if isinstance(defense, str) else defense,
+            arguments.pop("setting"),
+            class_sizes=known.class_sizes("train") if known else (),
+            **arguments,
+        )
+    )
+
+
+def _norms(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
+    del folder, tell
+    return {"norms": gradient_norms(**arguments)}
+
+
+def _training(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
+    rounds = arguments["setting"].rounds
+    result = train(
+        **arguments,
+        out=folder,
+        on_round=lambda progress: tell(int(progress.state.round), rounds),
+    )
+    return result.to_dict()
+
+
+_KINDS: dict[str, Callable[[Plain, pathlib.Path, Tell], Plain]] = {
+    "attack": _attack,
+    "line-up": _line_up,
+    "mechanism": _mechanism,
+    "accounting": _accounting,
+    "norms": _norms,
+    "training": _training,
+}

@@ -1,0 +1,313 @@
+"""The grid of an audit: what was asked, and its cells as plain data.
+
+A cell is a spec (a command and its described arguments) with a name: it can be sent to
+another process, and its folder's name follows from what it does. Equal cells of two
+audits are one.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from gradaudit.attacks import presets as attack_presets
+from gradaudit.attacks.base import Attack
+from gradaudit.audit.asked import AuditPlan
+from gradaudit.audit.attack import chosen_model
+from gradaudit.audit.threat import Threat, transforms_seen
+from gradaudit.audit.training_plan import default_setting
+from gradaudit.data import CATALOGUE, Dataset, load_dataset
+from gradaudit.defenses import parse as parse_defense
+from gradaudit.defenses.base import Defense
+from gradaudit.errors import require
+from gradaudit.federation.setting import PAPER_SETTINGS, Setting
+from gradaudit.models.model import Model
+from gradaudit.spec import Spec
+from gradaudit.types import Knowledge, Leakage
+
+Plain = dict[str, Any]
+
+STRONGEST = "strongest"  # the preset: whatever is known to be, for any threat
+INFORMED = "informed"  # its adversary picks out of candidates: a line-up
+_LONGEST = 48  # letters of a name inside a cell's id
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """A data set of the grid, loaded and named."""
+
+    given: str | Dataset
+    dataset: Dataset
+    model: Model
+    tensors: int
+
+    @property
+    def text(self) -> str:
+        """How it was given."""
+        return self.given if isinstance(self.given, str) else self.given.name
+
+    def plain(self) -> Plain:
+        """Returns what audit.json says of it."""
+        return {
+            "text": self.text,
+            "name": self.dataset.name,
+            "public": isinstance(self.given, str) and self.given in CATALOGUE,
+            "shape": list(self.dataset.shape),
+            "classes": self.dataset.classes,
+            "examples": len(self.dataset),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """A defense of the grid, read and named."""
+
+    given: str | Defense
+    defense: Defense
+
+    @property
+    def text(self) -> str:
+        """How it was given."""
+        return self.given if isinstance(self.given, str) else self.given.name
+
+    @property
+    def idle(self) -> bool:
+        """Whether it does nothing at all."""
+        return not transforms_seen(self.defense, Leakage.SERVER)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A plan whose parts were all found: what can be refused has been."""
+
+    plan: AuditPlan
+    data: tuple[Data, ...]
+    guards: tuple[Guard, ...]
+
+    @classmethod
+    def of(cls, plan: AuditPlan) -> "Grid":
+        """Reads every part of a plan; raises in words for what can't work."""
+        data = tuple(_data(plan, given) for given in plan.datasets)
+        guards = tuple(
+            Guard(each, parse_defense(each) if isinstance(each, str) else each)
+            for each in plan.defenses
+        )
+        grid = cls(plan, data, guards)
+        for threat in plan.threats:
+            adversary = Threat.parse(threat, Leakage.EXAMPLE)
+            for method in grid.attacks_of(threat):
+                adversary.check(
+                    attack_presets.parse(method, plan.iterations, plan.restarts)
+                    if isinstance(method, str)
+                    else method
+                )
+        return grid
+
+    def attacks_of(self, threat: str) -> tuple[str | Attack, ...]:
+        """Returns the attacks of a threat; none for one that plays line-ups."""
+        name = threat.partition("+")[0].strip()
+        if name == INFORMED:
+            return ()
+        return self.plan.attacks or (STRONGEST,)
+
+    def is_control(self, guard: Guard) -> bool:
+        """Returns whether it is only there to show that the attacks work."""
+        return guard.idle and not all(each.idle for each in self.guards)
+
+    def tells_nothing(self, guard: Guard, threat: str, leakage: int) -> bool:
+        """Returns whether an aware adversary reads nothing that a curious one doesn't.
+
+        Its cell would be the curious one's, to the digit.
+        """
+        adversary = Threat.parse(threat, Leakage(leakage))
+        curious = threat.replace("aware", "curious")
+        return (
+            Knowledge.DEFENSE in adversary.knows
+            and curious != threat
+            and curious in self.plan.threats
+            and self.attacks_of(curious) == self.attacks_of(threat)
+            and not transforms_seen(guard.defense, Leakage(leakage))
+        )
+
+    def cells(self) -> list[Plain]:
+        """Returns every cell, the quick ones and the telling ones first."""
+        found = [
+            *self._accounting(),
+            *self._mechanisms(),
+            *self._norms(),
+            *self._attacks(),
+            *self._line_ups(),
+            *self._trainings(),
+        ]
+        ids = [cell["id"] for cell in found]
+        return [cell for i, cell in enumerate(found) if cell["id"] not in ids[:i]]
+
+    def _attacks(self) -> Iterator[Plain]:
+        plan = self.plan
+        for data in self.data:
+            for leakage in plan.types:
+                for guard in self.guards:
+                    for threat in plan.threats:
+                        if self.tells_nothing(guard, threat, leakage):
+                            continue
+                        for method in self.attacks_of(threat):
+                            yield self._attack(data, leakage, guard, threat, method)
+
+    def _attack(
+        self,
+        data: Data,
+        leakage: int,
+        guard: Guard,
+        threat: str,
+        method: str | Attack,
+    ) -> Plain:
+        plan = self.plan
+        spec = Spec.of(
+            "attack", type=leakage, method=method, defense=guard.given,
+            dataset=data.given, model=plan.model, victims=plan.victims,
+            draws=plan.draws, batch_size=_batch(plan, leakage),
+            local_steps=plan.local_steps, round=plan.round, threat=threat,
+            iterations=plan.iterations, restarts=plan.restarts,
+            success_rmse=plan.success_rmse, seed=plan.seed,
+        )  # fmt: skip
+        label = method if isinstance(method, str) else type(method).__name__
+        return self._cell("attack", spec, data, guard, leakage, threat, label)
+
+    def _line_ups(self) -> Iterator[Plain]:
+        plan = self.plan
+        if INFORMED not in plan.threats:
+            return
+        for data in self.data:
+            for leakage in plan.types:
+                for guard in self.guards:
+                    alone = leakage == Leakage.EXAMPLE
+                    spec = Spec.of(
+                        "line-up", type=leakage, defense=guard.given,
+                        dataset=data.given, model=plan.model,
+                        candidates=plan.candidates, looks=plan.looks,
+                        victims=plan.line_ups, draws=min(4, plan.line_ups),
+                        batch_size=_batch(plan, leakage),
+                        local_steps=1 if alone else plan.local_steps, seed=plan.seed,
+                    )  # fmt: skip
+                    yield self._cell(
+                        "line-up", spec, data, guard, leakage, INFORMED, "line-up"
+                    )
+
+    def _accounting(self) -> Iterator[Plain]:
+        plan = self.plan
+        for data in self.data:
+            setting = plan.setting or PAPER_SETTINGS.get(data.dataset.name, Setting())
+            for guard in self.guards:
+                if guard.defense.mechanisms:
+                    spec = Spec.of(
+                        "accounting", defense=guard.given, setting=setting,
+                        delta=plan.delta, tensors=data.tensors,
+                        dataset=data.dataset.name,
+                    )  # fmt: skip
+                    yield self._cell("accounting", spec, data, guard)
+
+    def _mechanisms(self) -> Iterator[Plain]:
+        plan = self.plan
+        for data in self.data:
+            for guard in self.guards:
+                noises = [m.multiplier(0) for m in guard.defense.mechanisms]
+                if plan.mechanism_trials and noises and min(noises) > 0:
+                    spec = Spec.of(
+                        "ldp-mechanism", mechanism=guard.given, dataset=data.given,
+                        model=data.model, trials=plan.mechanism_trials,
+                        delta=plan.delta, seed=plan.seed,
+                    )  # fmt: skip
+                    yield self._cell("mechanism", spec, data, guard)
+
+    def _norms(self) -> Iterator[Plain]:
+        plan = self.plan
+        for data in self.data:
+            for guard in self.guards:
+                if not guard.idle:
+                    spec = Spec.of(
+                        "norms", types=plan.types, defense=guard.given,
+                        dataset=data.given, model=plan.model, victims=plan.victims,
+                        draws=min(4, plan.victims), batch_size=plan.batch_size,
+                        local_steps=plan.local_steps, seed=plan.seed,
+                    )  # fmt: skip
+                    yield self._cell("norms", spec, data, guard)
+
+    def _trainings(self) -> Iterator[Plain]:
+        plan = self.plan
+        if not plan.train_rounds:
+            return
+        for data in self.data:
+            usual = plan.setting or default_setting(data.dataset.name)
+            setting = dataclasses.replace(usual, rounds=plan.train_rounds)
+            for guard in self.guards:
+                spec = Spec.of(
+                    "train", dataset=data.given, defense=guard.given, setting=setting,
+                    seed=plan.seed, delta=plan.delta,
+                    evaluate_every=max(1, plan.train_rounds // 10),
+                )  # fmt: skip
+                yield self._cell("training", spec, data, guard)
+
+    def _cell(
+        self,
+        kind: str,
+        spec: Spec,
+        data: Data,
+        guard: Guard,
+        leakage: int | None = None,
+        threat: str = "",
+        method: str = "",
+    ) -> Plain:
+        for argument, value in spec.arguments.items():
+            said = next(_undescribed(value), None)
+            require(
+                said is None,
+                f"the cells of an audit are plain data, and {argument} is not: {said}",
+            )
+        where = [] if leakage is None else [f"type {leakage}", threat]
+        name = " · ".join([*(where or [kind]), guard.text, data.text])
+        labels = {
+            "kind": kind,
+            "name": name if method in ("", "line-up") else f"{name} · {method}",
+            "dataset": data.text,
+            "defense": guard.text,
+            "type": leakage,
+            "threat": threat,
+            "method": method,
+        }
+        whole = labels | {"spec": spec.plain()}
+        text = json.dumps(whole, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+        words = [kind, *(str(leakage), threat) * (leakage is not None), guard.text]
+        return {"id": f"{_slug('-'.join(map(str, words)))}-{digest}", **whole}
+
+
+def _undescribed(value: Any) -> Iterator[str]:
+    """Yields why parts of a described value can't be rebuilt."""
+    if isinstance(value, dict):
+        if "undescribed" in value:
+            yield str(value["undescribed"])
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _undescribed(each)
+
+
+def _slug(text: str) -> str:
+    """Returns letters, digits and dashes: a name that any folder can have."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower().encode("ascii", "ignore").decode())
+    return plain.strip("-")[:_LONGEST].strip("-") or "cell"
+
+
+def _data(plan: AuditPlan, given: str | Dataset) -> Data:
+    dataset = load_dataset(given) if isinstance(given, str) else given
+    model = chosen_model(plan.model, dataset)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return Data(given, dataset, model, len(jax.tree.leaves(shapes)))
+
+
+def _batch(plan: AuditPlan, leakage: int) -> int | None:
+    return None if leakage == Leakage.EXAMPLE else plan.batch_size

@@ -1,0 +1,326 @@
+"""A whole audit, small and real: cells kept, failures told, files valid."""
+
+import csv
+import json
+import pathlib
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+import gradaudit as ga
+from gradaudit.audit import cells as audit_cells
+from gradaudit.audit.asked import AuditPlan, changed, read_plan
+from gradaudit.audit.grid import Grid
+from gradaudit.audit.limits import Gates
+from gradaudit.audit.template import TEMPLATE
+from gradaudit.errors import InputError
+from gradaudit.report import schema
+
+# A closed form on a table: real attacks within seconds.
+SMALL = {
+    "datasets": ["cancer"],
+    "attacks": ["analytic"],
+    "threats": ["curious", "informed"],
+    "types": [2],
+    "defenses": ["none", "fed-cdp:sigma=3"],
+    "victims": 6,
+    "draws": 2,
+    "line_ups": 12,
+    "candidates": 3,
+    "looks": [1, 4],
+    "mechanism_trials": 1000,
+}
+NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audit")
+    return ga.audit(**SMALL, out=folder)
+
+
+def untimed(value):
+    times = ("timing", "environment", "date", "seconds")
+    if isinstance(value, dict):
+        return {k: untimed(v) for k, v in value.items() if k not in times}
+    return [untimed(v) for v in value] if isinstance(value, list) else value
+
+
+def nothing_runs(monkeypatch, but=()):
+    """Makes every kind of cell fail that is run, instead of being read."""
+
+    def run(*_):
+        pytest.fail("a finished cell was run again")
+
+    for kind in set(audit_cells._KINDS) - set(but):
+        monkeypatch.setitem(audit_cells._KINDS, kind, run)
+
+
+def test_the_document_is_of_its_schema_and_on_the_disk(done):
+    document = done.to_dict()
+    schema.validate(document, schema.AUDIT)
+    assert json.loads((done.folder / "audit.json").read_text()) == document
+    assert document["status"] == "done" and done.exit_code == 0
+    for cell in document["cells"]:
+        found = json.loads((done.folder / cell["folder"] / "result.json").read_text())
+        schema.validate(found, schema.RESULT)
+
+
+def test_the_grid_has_every_cell(done):
+    document = done.to_dict()
+    found = {(c["kind"], c["defense"]["text"]) for c in document["cells"]}
+    expected = {(k, d) for k in ("attack", "line-up") for d in SMALL["defenses"]}
+    assert found == expected
+    (accounted,) = document["accounting"]
+    assert accounted["defense"] == "fed-cdp:sigma=3"
+    (tested,) = document["mechanism"]
+    assert tested["verdict"] in ("refuted", "consistent", "can't tell")
+    (norms,) = document["norms"]
+    (row,) = norms["norms"]
+    assert np.median(row["after"]) > np.median(row["before"])  # it is mostly noise
+    rows = {(row["threat"], row["defense"]) for row in document["places"]}
+    assert rows == {(t, d) for t in SMALL["threats"] for d in SMALL["defenses"]}
+
+
+def test_the_verdict(done):
+    head = done.to_dict()["headline"]
+    by_defense = {
+        (c["kind"], c["defense"]["text"]): c["verdict"]["kind"]
+        for c in done.to_dict()["cells"]
+    }
+    assert by_defense["attack", "none"] == "leaks"
+    assert by_defense["line-up", "none"] == "leaks"
+    assert by_defense["attack", "fed-cdp:sigma=3"] != "leaks"
+    assert "the attacks work" in head["control"]
+    # Each tensor is clipped on its own: what is claimed does not hold, and that is
+    # said where the verdict is.
+    (claim,) = head["claims"]
+    assert claim["defense"] == "fed-cdp:sigma=3" and "sqrt(M)" in claim["sentence"]
+
+
+def test_the_summaries(done):
+    with (done.folder / "cells.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [c["id"] for c in done.to_dict()["cells"]]
+    suites = ElementTree.parse(done.folder / "junit.xml").getroot()
+    names = {suite.get("name"): suite for suite in suites}
+    assert names["cells"].get("tests") == "4" and names["gates"].get("tests") == "0"
+    text = (done.folder / "summary.md").read_text()
+    assert text.startswith("# Audit of cancer") and "no guarantee" in text
+
+
+def test_a_rerun_runs_nothing(done, monkeypatch):
+    nothing_runs(monkeypatch)
+    again = ga.audit(**SMALL, out=done.folder)
+    assert untimed(again.to_dict()) == untimed(done.to_dict())
+
+
+def test_gates_are_judged_anew(done, monkeypatch):
+    nothing_runs(monkeypatch)
+    again = ga.audit(**SMALL, out=done.folder, gates=Gates(max_asr=0.05))
+    assert again.exit_code == 3  # 0 of 6
+    assert ga.audit(**SMALL, out=done.folder, gates=Gates(max_asr=1.0)).exit_code == 0
+
+
+def test_another_audit_is_refused_and_can_extend(done, monkeypatch):
+    other = SMALL | {"defenses": [*SMALL["defenses"], "prune"], "threats": ["curious"]}
+    with pytest.raises(InputError, match="--overwrite"):
+        ga.audit(**other, out=done.folder)
+    nothing_runs(monkeypatch, but=["norms"])
+    attack = audit_cells.attack
+    ran = []
+
+    def counted(arguments, *more):
+        ran.append(arguments["defense"])
+        return attack(**arguments, keep=more[0]).to_dict() | {"certificate": None}
+
+    monkeypatch.setitem(audit_cells._KINDS, "attack", counted)
+    wider = ga.audit(**other, out=done.folder, extend=True)
+    assert ran == ["prune"] and wider.to_dict()["status"] == "done"
+    monkeypatch.undo()
+    ga.audit(**SMALL, out=done.folder, extend=True)
+
+
+def test_other_peoples_cells_are_left_alone(tmp_path):
+    (tmp_path / "cells").mkdir()
+    with pytest.raises(InputError, match="has a folder cells"):
+        ga.audit(**SMALL, out=tmp_path)
+
+
+BROKEN = """
+import jax
+from gradaudit.defenses import FromFunction, defend
+
+def fails(key, tree, t):
+    raise ValueError("no such thing")
+
+broken = defend("broken", per_example=(FromFunction(fails),))
+"""
+PLAIN = {"threats": ["curious"], "mechanism_trials": 0}
+
+
+def test_a_failing_cell_is_told_and_the_others_go_on(tmp_path):
+    (tmp_path / "mine.py").write_text(BROKEN)
+    mine = f"{tmp_path / 'mine.py'}:broken"
+    asked = SMALL | PLAIN | {"defenses": [mine, "none"]}
+    result = ga.audit(**asked, out=tmp_path / "out", gates=Gates(max_asr=0.9))
+    document = result.to_dict()
+    schema.validate(document, schema.AUDIT)
+    failed, fine = document["cells"]
+    assert (failed["status"], fine["status"]) == ("failed", "done")
+    assert "mine.py:6" in failed["error"] and "no such thing" in failed["error"]
+    assert document["status"] == "unfinished" and result.exit_code == 3
+    assert document["headline"]["verdict"] == "failed"
+    # Mended, it is run: what failed is not kept.
+    mended = BROKEN.replace('raise ValueError("no such thing")', "return tree")
+    (tmp_path / "mine.py").write_text(mended)
+    again = ga.audit(**asked, out=tmp_path / "out", extend=True)
+    assert again.to_dict()["status"] == "done"
+
+
+def test_ctrl_c_leaves_a_valid_report_and_the_rest_is_run_later(tmp_path, monkeypatch):
+    asked = SMALL | PLAIN | {"defenses": ["none", "prune", "fed-sdp"]}
+    ran = []
+
+    def once(arguments, folder, tell, attack=audit_cells._KINDS["attack"]):
+        ran.append(arguments["defense"])
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return attack(arguments, folder, tell)
+
+    monkeypatch.setitem(audit_cells._KINDS, "attack", once)
+    result = ga.audit(**asked, out=tmp_path)
+    assert result.interrupted and result.exit_code == 130
+    document = result.to_dict()
+    schema.validate(document, schema.AUDIT)
+    ends = [cell["status"] for cell in document["cells"]]
+    assert ends == ["done", "interrupted", "missing"]
+    whole = ga.audit(**asked, out=tmp_path)
+    assert whole.to_dict()["status"] == "done" and whole.exit_code == 0
+    assert ran.count(ran[0]) == 1  # the finished one was not run again
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{}", b"[]", b'{"fingerprint": "x", "outcome": 1}', b"\xff"]
+)
+def test_a_damaged_record_is_run_again(tmp_path, damage, monkeypatch):
+    cell = Grid.of(changed(AuditPlan(), SMALL)).cells()[0]
+    (tmp_path / audit_cells.FINISHED).write_bytes(damage)
+    (tmp_path / "stale").write_text("of another run")
+    outcome = audit_cells.run_cell(cell, tmp_path)
+    assert outcome["status"] == "done" and not (tmp_path / "stale").exists()
+    nothing_runs(monkeypatch)
+    assert audit_cells.run_cell(cell, tmp_path) == outcome
+
+
+def test_a_cell_is_plain_data():
+    for cell in Grid.of(changed(AuditPlan(), SMALL)).cells():
+        assert json.loads(json.dumps(cell)) == cell
+        assert NAME.fullmatch(cell["id"]) and len(cell["id"]) <= 100
+
+
+HOSTILE = ["<script>alert(1)</script>", "../../x", "🦄" * 20, "x" * 220, "a b\tc", "-"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_leaves_the_folder(name, tmp_path):
+    data = tmp_path / f"{name.replace('/', '_')}.npz"
+    np.savez(data, x=np.random.default_rng(0).random((12, 3)), y=np.arange(12) % 2)
+    asked = SMALL | PLAIN | {"datasets": [str(data)], "defenses": ["none"]}
+    asked |= {"title": name * 3, "victims": 2}
+    result = ga.audit(**asked, out=tmp_path / "out")
+    document = result.to_dict()
+    schema.validate(document, schema.AUDIT)
+    assert document["cells"][0]["status"] == "done", document["cells"][0]["error"]
+    assert not document["cells"][0]["dataset"]["public"]
+    assert set(tmp_path.iterdir()) == {data, tmp_path / "out"}
+    for folder in (tmp_path / "out" / "cells").iterdir():
+        assert NAME.fullmatch(folder.name)
+    ElementTree.parse(tmp_path / "out" / "junit.xml")
+    assert "<script>" not in (tmp_path / "out" / "summary.md").read_text()
+
+
+def test_an_object_is_described_or_refused_in_words(tmp_path):
+    asked = SMALL | PLAIN
+    made = ga.defenses.fed_cdp(clip=2.0)
+    grid = Grid.of(changed(AuditPlan(), asked | {"defenses": [made]}))
+    (cell,) = [c for c in grid.cells() if c["kind"] == "attack"]
+    assert audit_cells.run_cell(cell, tmp_path)["status"] == "done"
+    data = ga.load_dataset("cancer")
+    with pytest.raises(InputError, match="plain data"):
+        ga.audit(**asked | {"datasets": [data]})
+
+
+def test_the_template_is_the_default(tmp_path):
+    (tmp_path / "audit.toml").write_text(TEMPLATE)
+    plan, gates = read_plan(tmp_path / "audit.toml")
+    assert plan == AuditPlan() and gates == Gates()
+    # What is commented out is right, too.
+    lines = TEMPLATE.splitlines()
+    loose = [re.sub(r"^# (\w+ = )", r"\1", line) for line in lines]
+    (tmp_path / "audit.toml").write_text("\n".join(loose))
+    plan, gates = read_plan(tmp_path / "audit.toml")
+    assert gates == Gates(0.05, 0.3, 0.2, 8.0, True)
+    assert plan.setting is not None and plan.setting.examples == 500
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed = ", "TOML"),
+        ("sede = 1", "did you mean 'seed'"),
+        ("seed = 'x'", "a whole number"),
+        ("seed = true", "a whole number"),
+        ("[scop]\ntypes = [2]", "did you mean 'scope'"),
+        ("[scope]\ntypes = 2", "a list of whole numbers"),
+        ("[scope]\ntypes = [3]", "0, 1 or 2"),
+        ("[scope]\ntypes = []", "at least one"),
+        ("[scope]\ntypes = [2, 2]", "twice"),
+        ("[attack]\nvictims = 0", "at least 1"),
+        ("[attack]\nsuccess_rmse = nan", "success_rmse"),
+        ("[gates]\nmax_asr = 2", "max_asr"),
+        ("[gates]\nmax_asrr = 0.1", "did you mean 'max_asr'"),
+        ("[gates]\nrequire_certificate = 1", "true or false"),
+        ("[federation]\nclients = 0", "clients"),
+        ("[federation]\nbatches = 'poison'", "did you mean 'poisson'"),
+        ("[federation]\npartition = 'shard'", "shards"),
+        ("title = '" + "x" * (1 << 20) + "'", "1 MiB"),
+        ("a" + ".a" * 3000 + " = 1", "audit.toml"),
+    ],
+)
+def test_a_file_that_can_not_be_meant_is_refused(text, words, tmp_path):
+    (tmp_path / "audit.toml").write_text(text)
+    with pytest.raises(InputError, match=re.escape(words)):
+        read_plan(tmp_path / "audit.toml")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"defenses": ["fed-cpd"]}, "did you mean 'fed-cdp'"),
+        ({"datasets": ["canser"]}, "did you mean 'cancer'"),
+        ({"datasets": ["nowhere/x.npz"]}, "nowhere"),
+        ({"attacks": ["analitic"]}, "did you mean 'analytic'"),
+        ({"threats": ["curius"]}, "did you mean 'curious'"),
+        ({"model": "mpl"}, "did you mean 'mlp'"),
+        ({"victim": 3}, "did you mean 'victims'"),
+        ({"attacks": ["cpl:labels=known"]}, "curious+labels"),
+    ],
+)
+def test_everything_is_read_before_anything_runs(asked, words, tmp_path, monkeypatch):
+    nothing_runs(monkeypatch)
+    with pytest.raises(InputError, match=re.escape(words)):
+        ga.audit(**SMALL | asked, out=tmp_path / "out")
+    assert not (tmp_path / "out" / "audit.json").exists()
+
+
+def test_without_a_folder_the_result_can_still_be_saved(tmp_path):
+    asked = SMALL | PLAIN | {"defenses": ["none"]}
+    result = ga.audit(**asked)
+    result.save(tmp_path / "mine")
+    document = json.loads((tmp_path / "mine" / "audit.json").read_text())
+    for cell in document["cells"]:
+        assert (tmp_path / "mine" / cell["folder"] / "trials.csv").exists()
+    assert pathlib.Path(result.folder) != tmp_path / "mine"
