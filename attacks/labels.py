@@ -60,8 +60,8 @@ class Joint:
 class LastLayer:
     """The class whose row of the last dense layer's gradient has the smallest sum.
 
-    Exact for one example when the features are non-negative (iDLG, CPL). Batches
-    are handed to `Counts`.
+    Exact for one example when the features are non-negative (iDLG, CPL). Features
+    that may be negative are handed to `FromBias`, batches to `Counts`.
     """
 
     def __call__(
@@ -70,6 +70,8 @@ class LastLayer:
         """Returns the inferred labels."""
         if observation.training.examples > 1:
             return Counts()(key, model, observation)
+        if model.signed_features:
+            return FromBias()(key, model, observation)
         kernel = _output(model, observation.gradient)["kernel"]
         return jnp.argmin(jnp.sum(kernel, axis=0))[None].astype(jnp.int32)
 

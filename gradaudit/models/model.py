@@ -51,7 +51,9 @@ class Function:
         return self.logits(variables["params"], inputs)
 
 
-INPUTS = "dense_inputs"  # the collection in which a network hands them out
+# Collections in which a network hands out what it computes on the way (`sow`).
+INPUTS = "dense_inputs"
+STATISTICS = "statistics"
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -85,6 +87,7 @@ class Model:
     input_layer: str | None = None
     example_loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
     coupled: bool = False  # the network is a CoupledNetwork
+    signed_features: bool = False  # what the output layer reads may be negative
     origin: tuple[Callable[..., Any], tuple[tuple[str, Any], ...]] | None = (
         dataclasses.field(default=None, compare=False)
     )
@@ -169,8 +172,7 @@ def _buffers(model: Model, key: Key) -> PyTree:
     return {k: v for k, v in _variables(model, key).items() if k not in _NO_BUFFERS}
 
 
-# What a network hands out on the way (`sow`) is neither.
-_NO_BUFFERS = ("params", INPUTS)
+_NO_BUFFERS = ("params", INPUTS, STATISTICS)
 _compiled_initial = jax.jit(_initial, static_argnums=0)
 _compiled_buffers = jax.jit(_buffers, static_argnums=0)
 

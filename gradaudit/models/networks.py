@@ -1,78 +1,26 @@
 """The papers' networks as flax modules (NHWC, any input shape, any class count)."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from gradaudit.errors import InputError, require, unknown_name
-from gradaudit.models.convolution import Path, convolve, same_padding
-from gradaudit.models.model import INPUTS, Model
+from gradaudit.models.blocks import (
+    GLOROT,
+    Activation,
+    Convolution,
+    Dense,
+    Initializer,
+    Layer,
+    symmetric_uniform,
+)
+from gradaudit.models.convolution import Path
+from gradaudit.models.model import Model
+from gradaudit.models.residual import Norm, Residual
+from gradaudit.models.transformer import Transformer
 from gradaudit.spec import rebuilds
-from gradaudit.types import Key
-
-Activation = Callable[[jax.Array], jax.Array]
-
-
-Initializer = Callable[..., Any]
-
-
-def symmetric_uniform(
-    key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32
-) -> jax.Array:
-    """U(-0.5, 0.5) for weights and biases: the untrained nets of the attack papers."""
-    return jax.random.uniform(key, shape, dtype, -0.5, 0.5)
-
-
-@dataclasses.dataclass(frozen=True)
-class Layer:
-    """One convolution: features, kernel side, stride; then max-pooling, if any.
-
-    `padding` None pads so that the output is ceil(size / stride).
-    """
-
-    features: int
-    kernel: int
-    stride: int
-    padding: int | None = None
-    pool: int = 1
-
-
-class Convolution(nn.Module):
-    """A convolution with bias through `gradaudit.convolution`."""
-
-    layer: Layer
-    kernel_init: Initializer
-    bias_init: Initializer
-    conv_path: Path
-
-    @nn.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Returns (n, h, w, features)."""
-        layer = self.layer
-        side = (layer.kernel, layer.kernel)
-        kernel = self.param(
-            "kernel", self.kernel_init, (*side, inputs.shape[-1], layer.features)
-        )
-        bias = self.param("bias", self.bias_init, (layer.features,))
-        if layer.padding is None:
-            _, height, width, _ = inputs.shape
-            padding = same_padding(height, width, side, layer.stride)
-        else:
-            padding = ((layer.padding, layer.padding),) * 2
-        return convolve(inputs, kernel, layer.stride, padding, self.conv_path) + bias
-
-
-class Dense(nn.Dense):
-    """flax's dense layer, which hands out its inputs to whoever asks for them."""
-
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Returns (n, features)."""
-        self.sow(INPUTS, "inputs", inputs)
-        return super().__call__(inputs)
 
 
 class ConvNet(nn.Module):
@@ -82,7 +30,7 @@ class ConvNet(nn.Module):
     classes: int
     activation: Activation
     hidden: tuple[int, ...] = ()
-    kernel_init: Initializer = nn.initializers.glorot_uniform()
+    kernel_init: Initializer = GLOROT
     bias_init: Initializer = nn.initializers.zeros
     conv_path: Path = Path.AUTO
 
@@ -144,7 +92,7 @@ class Architecture:
         init: dict[str, Initializer] = (
             {"kernel_init": symmetric_uniform, "bias_init": symmetric_uniform}
             if self.for_attacks
-            else {"kernel_init": _GLOROT, "bias_init": nn.initializers.zeros}
+            else {"kernel_init": GLOROT, "bias_init": nn.initializers.zeros}
         )
         network = ConvNet(
             layers=self.layers,
@@ -164,10 +112,6 @@ class Architecture:
             if self.layers
             else ("dense1" if self.hidden else "output"),
         )
-
-
-# One object: two calls of glorot_uniform() compare unequal and would retrace.
-_GLOROT = nn.initializers.glorot_uniform()
 
 
 def _strided(*strides: int) -> tuple[Layer, ...]:
@@ -226,10 +170,48 @@ _TABLE = (
         activation=nn.relu,
         for_attacks=False,
     ),
+    Architecture(
+        "mlp-wide",
+        "3 hidden dense layers of 200, ReLU, for images and tables; Glorot",
+        "Dimitrov et al. 2024 (SPEAR), section 6, half as deep",
+        (),
+        hidden=(200, 200, 200),
+        activation=nn.relu,
+        for_attacks=False,
+    ),
 )
 
 
-MODELS: dict[str, Architecture] = {entry.name: entry for entry in _TABLE}
+_HE = "He et al. 2016"
+_OTHERS = (
+    Residual(
+        "resnet-gn",
+        "ResNet-8: 3 stages (16, 32, 64) of a block, group norm, ReLU",
+        f"{_HE}; Wu and He 2018",
+        Norm.GROUP,
+    ),
+    Residual(
+        "resnet-bn",
+        "ResNet-8, batch norm in evaluation mode: clients keep the statistics",
+        f"{_HE}; Ioffe and Szegedy 2015",
+        Norm.RUNNING,
+    ),
+    Residual(
+        "resnet-bn-train",
+        "ResNet-8, batch norm in training mode: no per-example gradients",
+        f"{_HE}; Ioffe and Szegedy 2015",
+        Norm.BATCH,
+    ),
+    Transformer(
+        "vit",
+        "transformer: patches of 4x4, 2 blocks of width 64, 4 heads, GELU",
+        "Dosovitskiy et al. 2021",
+    ),
+)
+
+
+Entry = Architecture | Residual | Transformer
+MODELS: dict[str, Entry] = {entry.name: entry for entry in (*_TABLE, *_OTHERS)}
 
 
 @rebuilds
@@ -247,12 +229,9 @@ def build_model(
 
 def for_shared_weights(model: Model) -> Model:
     """Returns the model tuned for many victims that share one set of weights."""
-    network = model.network
-    if (
-        isinstance(network, ConvNet)
-        and network.conv_path is Path.AUTO
-        and jax.default_backend() == "cpu"
-    ):
+    network: Any = model.network
+    free = getattr(network, "conv_path", None) is Path.AUTO
+    if free and jax.default_backend() == "cpu":
         network = network.clone(conv_path=Path.SHARED)
         return dataclasses.replace(model, network=network)
     return model

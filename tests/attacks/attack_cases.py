@@ -20,7 +20,8 @@ from gradaudit.models.networks import MODELS, build_model
 from gradaudit.types import LocalTraining, Observation, PyTree, Victim
 
 MATCHING = [name for name, p in PRESETS.items() if isinstance(p.make(), Matching)]
-IMAGE_MODELS = [name for name in MODELS if name != "mlp"]
+# Plain convolutional networks; deeper ones are attacked in test_deep_networks.
+IMAGE_MODELS = [name for name, entry in MODELS.items() if getattr(entry, "layers", ())]
 
 
 # Most tests share one configuration, so that it is compiled once.

@@ -47,7 +47,8 @@ def setup(defense=None, model="mlp", local_steps=1, batch_size=3):
         learning_rate=RATE,
     )
     recipe = Recipe.of(net, defense or defenses.none(), setting)
-    state = initial_state(recipe, net.init(jax.random.key(0)))
+    key = jax.random.key(0)
+    state = initial_state(recipe, net.init(key), net.initial_buffers(key))
     return recipe, Population.of(data, held[:, :10]), KEY, state
 
 
@@ -86,7 +87,13 @@ def check_unrolled(model, steps, batch):
     assert (described.local_steps, described.batch_size) == (steps, batch)
 
 
-@pytest.mark.parametrize("model", MODELS)
+DEAR = ("resnet-gn", "resnet-bn", "vit", "mlp-wide")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in DEAR)) for n in MODELS],
+)
 def test_unrolled_update_is_the_clients_update(model):
     check_unrolled(model, 2, 3)
 
@@ -246,7 +253,8 @@ def crowd(defense, clients=100):
         examples=4, learning_rate=1e-6,
     )  # fmt: skip
     recipe = Recipe.of(net, defense, setting)
-    state = initial_state(recipe, net.init(jax.random.key(0)))
+    key = jax.random.key(0)
+    state = initial_state(recipe, net.init(key), net.initial_buffers(key))
     return recipe, Population.of(data, held), KEY, state
 
 

@@ -1,0 +1,129 @@
+"""A small residual network (He et al. 2016), with group norm or batch norm."""
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from gradaudit.errors import InputError, require
+from gradaudit.models.blocks import GLOROT, HE, BatchNorm, Convolution, Dense, Layer
+from gradaudit.models.convolution import Path
+from gradaudit.models.model import STATISTICS, Model
+from gradaudit.types import PyTree
+
+_GROUPS = 8
+_MOMENTUM = 0.9
+
+
+class Norm(enum.Enum):
+    """What normalises, and by whose statistics."""
+
+    GROUP = "each example by its own"
+    RUNNING = "batch norm in evaluation mode: by the running ones, in training too"
+    BATCH = "batch norm in training mode: by the batch's, which move the running ones"
+
+
+class ResidualNet(nn.Module):
+    """A first convolution, stages of residual blocks, the mean over pixels, logits.
+
+    Every stage after the first halves height and width. Buffers: the running mean and
+    variance of every batch norm.
+    """
+
+    widths: tuple[int, ...]  # of the stages
+    blocks: int  # of every stage
+    classes: int
+    norm: Norm
+    training: bool = False  # normalise by the batch's own statistics now
+    conv_path: Path = Path.AUTO
+
+    dense_layers = ("output",)  # whose inputs it hands out
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the logits."""
+        values = self._convolve(inputs, self.widths[0], 3, 1, "conv")
+        values = nn.relu(self._normalise(values, "norm"))
+        for stage, width in enumerate(self.widths, 1):
+            for block in range(1, self.blocks + 1):
+                stride = 2 if stage > 1 and block == 1 else 1
+                values = self._block(values, width, stride, f"stage{stage}_{block}")
+        values = jnp.mean(values, axis=(1, 2))
+        return Dense(self.classes, kernel_init=GLOROT, name="output")(values)
+
+    def _block(self, values: jax.Array, width: int, stride: int, name: str) -> Any:
+        inner = self._convolve(values, width, 3, stride, f"{name}_conv1")
+        inner = nn.relu(self._normalise(inner, f"{name}_norm1"))
+        inner = self._convolve(inner, width, 3, 1, f"{name}_conv2")
+        inner = self._normalise(inner, f"{name}_norm2")
+        if inner.shape != values.shape:
+            values = self._convolve(values, width, 1, stride, f"{name}_skip")
+            values = self._normalise(values, f"{name}_norm3")
+        return nn.relu(inner + values)
+
+    def _convolve(
+        self, values: jax.Array, width: int, kernel: int, stride: int, name: str
+    ) -> Any:
+        layer = Layer(width, kernel, stride)  # the norm behind it has the bias
+        return Convolution(layer, HE, None, self.conv_path, name=name)(values)
+
+    def _normalise(self, values: jax.Array, name: str) -> Any:
+        if self.norm is Norm.GROUP:
+            groups = min(_GROUPS, values.shape[-1])
+            return nn.GroupNorm(groups, name=name)(values)
+        running = not self.training
+        return BatchNorm(running, momentum=_MOMENTUM, name=name)(values)
+
+    @nn.nowrap
+    def train(self, variables: Any, inputs: jax.Array) -> tuple[Any, PyTree]:
+        """Returns the logits by the batch's statistics, and the moved running ones."""
+        training = self.clone(training=True)
+        logits, moved = training.apply(variables, inputs, mutable=["batch_stats"])
+        return logits, moved
+
+    @nn.nowrap
+    def statistics(self, variables: Any, inputs: jax.Array) -> PyTree:
+        """Returns the statistics of these inputs, laid out like the buffers."""
+        _, seen = self.apply(variables, inputs, mutable=[STATISTICS])
+        layers = seen.get(STATISTICS, {})
+        alone = {
+            name: {which: values[0] for which, values in layer.items()}
+            for name, layer in layers.items()
+        }
+        return {"batch_stats": alone} if alone else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual:
+    """One line of `gradaudit list`: a residual network."""
+
+    name: str
+    summary: str
+    paper: str
+    norm: Norm
+    widths: tuple[int, ...] = (16, 32, 64)
+    blocks: int = 1
+
+    def build(
+        self, input_shape: tuple[int, ...], classes: int, path: Path = Path.AUTO
+    ) -> Model:
+        """Returns the model for images of this shape."""
+        require(classes >= 2, f"a model needs at least 2 classes, got {classes}")
+        if len(input_shape) != 3:
+            raise InputError(
+                f"model {self.name!r} reads images (height, width, channels); the data "
+                f"has shape {input_shape}: use a model without convolutions, as 'mlp'"
+            )
+        return Model(
+            name=self.name,
+            network=ResidualNet(
+                self.widths, self.blocks, classes, self.norm, conv_path=path
+            ),
+            input_shape=tuple(input_shape),
+            classes=classes,
+            output_layer="output",
+            coupled=self.norm is Norm.BATCH,
+        )
