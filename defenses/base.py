@@ -225,6 +225,8 @@ def run(
 
 def init_states(transforms: tuple[Transform, ...], params: PyTree) -> tuple[State, ...]:
     """Returns the state of every transform before the first round."""
+    if not transforms:
+        return ()
     with users_code():
         return tuple(transform.init(params) for transform in transforms)
 

@@ -73,8 +73,10 @@ class Attacking:
         """Raises for what can't work; returns what to keep in mind."""
         run = self._run
         notes = remarks(run.attack, run.defense, run.threat)
-        first = next(iter(run.scenario.groups())).victims.observe(np.zeros(1, np.int64))
-        check_observation(run.model, first.first())
+        if len(self._kept.finished) < run.scenario.count:
+            group = next(iter(run.scenario.groups()))
+            first = group.victims.observe(np.zeros(1, np.int64))
+            check_observation(run.model, first.first())
         return notes
 
     def _attack(self, key: Key, draw: int, group: Group, slots: int | None) -> bool:

@@ -24,8 +24,7 @@ from gradaudit.federation.recipe import Recipe, ServerState, initial_state
 from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Setting
 from gradaudit.federation.taps import observe_many, private_data
-from gradaudit.models.gradients import check_batch
-from gradaudit.models.model import Model
+from gradaudit.models.model import Model, check_batch
 from gradaudit.types import Key, Leakage, Observation, PyTree, Victim
 
 _CHUNK = 32  # clients that are observed together: speed and memory, no number

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradaudit.cli import options
+from gradaudit.cli import console, options
 from gradaudit.cli.console import err, errors_in_words, out, print_json
 from gradaudit.errors import InputError, require
 
@@ -325,8 +325,8 @@ def _setting(dataset: str, **changes: Any) -> "Setting":
     from gradaudit.federation.setting import Batches, Selection, paper_setting
 
     read = {
-        "selection": lambda text: options.word("selection", text, Selection),
-        "batches": lambda text: options.word("batches", text, Batches),
+        "selection": lambda text: console.word("selection", text, Selection),
+        "batches": lambda text: console.word("batches", text, Batches),
         "partition": parse_partition,
     }
     given = {name: value for name, value in changes.items() if value is not None}
@@ -361,7 +361,7 @@ def _privacy(
         setting,
         delta=question.delta,
         tensors=tensors,
-        sampling=options.word("sampling", sampling, accounting.Sampling),
+        sampling=console.word("sampling", sampling, accounting.Sampling),
         convention=question.convention,
         copies=copies,
         class_sizes=known.class_sizes("train") if known else (),
@@ -383,7 +383,7 @@ def _refuse_what_has_no_effect(
     context: typer.Context, calibrate: bool, defense: str | None, trace: str | None
 ) -> None:
     """Raises for an option that was given and would be ignored."""
-    refuse = functools.partial(options.refuse, context)
+    refuse = functools.partial(console.refuse, context)
     if calibrate:
         known = ("q", "steps")
         noise = [name for name in _OF_NOISE if name not in known]

@@ -2,11 +2,9 @@
 
 import os
 import sys
-from typing import Annotated
 
 import typer
 
-from gradaudit._version import __version__
 from gradaudit.cli import (
     account,
     attack,
@@ -36,54 +34,18 @@ app = typer.Typer(
 )
 
 
+app.callback()(console.global_options)
 app.command("attack", epilog=attack.EPILOG)(attack.attack)
-
-
 app.command("audit", epilog=audit.EPILOG)(audit.audit)
-
-
 app.command("train", epilog=train.EPILOG)(train.train)
-
-
 app.command("run", epilog=run.EPILOG)(run.run)
 app.command("list", epilog="Example: gradaudit list defenses")(listing.list_everything)
-
-
 app.add_typer(data.app, name="data")
-
-
 app.command("account", epilog=account.EPILOG)(account.account)
-
-
 app.command("ldp", epilog=ldp.EPILOG)(ldp.ldp)
-
-
 app.add_typer(captured.app, name="captured")
-
-
 app.command("line-up", epilog=line_up.EPILOG)(line_up.line_up)
 app.command("calibrate", epilog=calibrate.EPILOG)(calibrate.calibrate)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"gradaudit {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _global_options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Print the version and exit.",
-        ),
-    ] = False,
-) -> None:
-    console.silence_backend()
 
 
 def main() -> None:

@@ -67,9 +67,9 @@ def attack(
             f"--max-asr must be in [0, 1], got {max_asr}",
         )
         if run is not None:
-            options.refuse(context, _OF_SIMULATION, "with --run, which has its own")
+            console.refuse(context, _OF_SIMULATION, "with --run, which has its own")
         else:
-            options.refuse(context, ["trust"], "without --run")
+            console.refuse(context, ["trust"], "without --run")
         asked: dict[str, Any] = {
             "type": type_, "method": method, "defense": defense, "threat": threat,
             "dataset": dataset, "model": model, "batch_size": batch_size,
@@ -78,7 +78,7 @@ def attack(
             "success_rmse": success_rmse, "seed": seed, "slots": slots,
         }  # fmt: skip
         if victims == "auto":
-            options.refuse(context, ["draws"], "with --victims auto: one each")
+            console.refuse(context, ["draws"], "with --victims auto: one each")
             require(max_asr is not None, "--victims auto needs --max-asr, its question")
             asked["max_asr"] = max_asr
         else:

@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import enum
 import io
 import json
 import os
@@ -11,16 +12,17 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, NoReturn, TextIO, cast
+from typing import Annotated, Any, NoReturn, TextIO, TypeVar, cast
 
 import typer
 from rich.console import Console, ConsoleDimensions
 from rich.markup import escape
 
 from gradaudit import files
-from gradaudit.errors import InputError
+from gradaudit._version import __version__
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.report.fitting import fitted
 
 EXIT_GATE_BROKEN = 1
@@ -28,6 +30,8 @@ EXIT_BAD_INPUT = 2
 EXIT_INCONCLUSIVE = 3
 EXIT_CRASHED = 70
 EXIT_INTERRUPTED = 130
+
+E = TypeVar("E", bound=enum.Enum)
 
 
 class _Stdout(io.TextIOBase):
@@ -121,11 +125,47 @@ def flushed(code: int) -> int:
         return code or EXIT_BAD_INPUT
 
 
-def silence_backend() -> None:
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gradaudit {__version__}")
+        raise typer.Exit
+
+
+def global_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
     """Quiets XLA and absl; must run before jax is imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     os.environ.setdefault("ABSL_MIN_LOG_LEVEL", "3")
+
+
+def refuse(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Raises for an option that was given and would be ignored.
+
+    `names` are parameters of the command; what is left at its default was not given.
+    """
+    flags = {str(part.name): part.opts[0] for part in context.command.params}
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{flags[name]} has no effect {why}; leave it out")
+
+
+def word(kind: str, text: str, words: type[E]) -> E:
+    """Returns the member of an enum that a word of the command line means."""
+    known = {str(member.value): member for member in words}
+    if text not in known:
+        raise unknown_name(kind, text, known)
+    return known[text]
 
 
 @contextlib.contextmanager

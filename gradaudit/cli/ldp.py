@@ -244,7 +244,7 @@ def _audit_mechanism(
         )
     kind = None
     if neighbours is not None:
-        kind = options.word("kind of neighbours", neighbours, Neighbours)
+        kind = console.word("kind of neighbours", neighbours, Neighbours)
     arguments |= {"epsilon": claimed[0] if claimed else None, "neighbours": kind}
     _claim(place, "ldp-mechanism", arguments | {"mechanism": mechanism})
     with console.progress_bar("compiling") as tell:
@@ -304,7 +304,7 @@ def _refuse_what_has_no_effect(
     context: typer.Context, box: str, mechanism: str | None, paper: bool
 ) -> None:
     """Raises for an option that was given and would be ignored."""
-    refuse = functools.partial(options.refuse, context)
+    refuse = functools.partial(console.refuse, context)
     if mechanism is not None:
         refuse(_OF_LDP_SGD, "with --mechanism")
         return

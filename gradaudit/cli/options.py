@@ -1,17 +1,11 @@
 """Options that commands share, as types: one place for their words and panels."""
 
-import enum
 import pathlib
-from collections.abc import Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from gradaudit.errors import InputError, unknown_name
-
 SETTING, STOP, SPEED = "The federation", "When to stop", "Speed"
-
-E = TypeVar("E", bound=enum.Enum)
 
 
 def _of_setting(words: str) -> Any:
@@ -115,26 +109,6 @@ Chunk = Annotated[
     int | None,
     _of_speed("Clients vectorised together (default: what a core's cache holds)."),
 ]
-
-
-def refuse(context: typer.Context, names: Iterable[str], why: str) -> None:
-    """Raises for an option that was given and would be ignored.
-
-    `names` are parameters of the command; what is left at its default was not given.
-    """
-    flags = {str(part.name): part.opts[0] for part in context.command.params}
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise InputError(f"{flags[name]} has no effect {why}; leave it out")
-
-
-def word(kind: str, text: str, words: type[E]) -> E:
-    """Returns the member of an enum that a word of the command line means."""
-    known = {str(member.value): member for member in words}
-    if text not in known:
-        raise unknown_name(kind, text, known)
-    return known[text]
 
 
 # An attack.

@@ -95,7 +95,7 @@ def _run(setting: "Setting", statistics: str, **arguments: Any) -> dict[str, Any
     from gradaudit.audit.train import train as run
     from gradaudit.audit.training_plan import Statistics
 
-    whose = options.word("statistics", statistics, Statistics)
+    whose = console.word("statistics", statistics, Statistics)
     with console.progress_bar("compiling", setting.rounds) as tell:
 
         def show(progress: "Progress") -> None:
@@ -132,7 +132,7 @@ def _setting(
     for name, text in words.items():
         if text is not None:
             kind = members.get(name)
-            value = options.word(name, text, kind) if kind else parse_partition(text)
+            value = console.word(name, text, kind) if kind else parse_partition(text)
             changes[name] = value
     setting = default_setting(dataset)
     if centralized:

@@ -20,11 +20,10 @@ from gradaudit.distinguish.game import Crafted
 from gradaudit.errors import require
 from gradaudit.models.gradients import (
     batch_gradient,
-    check_batch,
     one_hot,
     per_example_gradients,
 )
-from gradaudit.models.model import Model
+from gradaudit.models.model import Model, check_batch
 from gradaudit.tree import flatten
 from gradaudit.types import Key, PyTree
 

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit import tree
-from gradaudit.errors import InputError, require
 from gradaudit.models.model import INPUTS, Model
-from gradaudit.types import HostOrDevice, PyTree
+from gradaudit.types import PyTree
 
 
 def one_hot(labels: jax.Array, classes: int) -> jax.Array:
@@ -46,26 +45,6 @@ def per_example_gradients(
         return batch_gradient(model, params, buffers, example[None], target[None])
 
     return jax.vmap(one)(inputs, targets)
-
-
-def check_batch(model: Model, inputs: HostOrDevice, labels: HostOrDevice) -> None:
-    """Raises unless inputs and labels fit the model (host side, before jit)."""
-    if tuple(inputs.shape[1:]) != model.input_shape:
-        raise InputError(
-            f"model {model.name!r} reads inputs of shape {model.input_shape}, "
-            f"got {tuple(inputs.shape[1:])}"
-        )
-    require(len(inputs) > 0, "the batch is empty")
-    require(
-        labels.shape == (len(inputs),),
-        f"{len(inputs)} inputs need labels of shape ({len(inputs)},), "
-        f"got {labels.shape}",
-    )
-    require(bool(jnp.all(jnp.isfinite(inputs))), "the inputs hold NaN or infinity")
-    outside = (labels < 0) | (labels >= model.classes)
-    if bool(jnp.any(outside)):
-        value = int(labels[jnp.argmax(outside)])
-        raise InputError(f"label {value} is outside [0, {model.classes})")
 
 
 @jax.tree_util.register_dataclass

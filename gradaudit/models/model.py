@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.errors import require
+from gradaudit.errors import InputError, require
 from gradaudit.spec import rebuilds
-from gradaudit.types import Key, PyTree
+from gradaudit.types import HostOrDevice, Key, PyTree
 
 
 class Network(Protocol):
@@ -247,3 +247,23 @@ def with_statistics(
         input_layer=None,
         origin=(with_statistics, given),
     )
+
+
+def check_batch(model: Model, inputs: HostOrDevice, labels: HostOrDevice) -> None:
+    """Raises unless inputs and labels fit the model (host side, before jit)."""
+    if tuple(inputs.shape[1:]) != model.input_shape:
+        raise InputError(
+            f"model {model.name!r} reads inputs of shape {model.input_shape}, "
+            f"got {tuple(inputs.shape[1:])}"
+        )
+    require(len(inputs) > 0, "the batch is empty")
+    require(
+        labels.shape == (len(inputs),),
+        f"{len(inputs)} inputs need labels of shape ({len(inputs)},), "
+        f"got {labels.shape}",
+    )
+    require(bool(jnp.all(jnp.isfinite(inputs))), "the inputs hold NaN or infinity")
+    outside = (labels < 0) | (labels >= model.classes)
+    if bool(jnp.any(outside)):
+        value = int(labels[jnp.argmax(outside)])
+        raise InputError(f"label {value} is outside [0, {model.classes})")

@@ -17,11 +17,10 @@ from gradaudit.errors import InputError
 from gradaudit.models.convolution import Path
 from gradaudit.models.gradients import (
     batch_gradient,
-    check_batch,
     one_hot,
     per_example_gradients,
 )
-from gradaudit.models.model import Model, cross_entropy
+from gradaudit.models.model import Model, check_batch, cross_entropy
 from gradaudit.models.networks import MODELS, Architecture, build_model
 from gradaudit.types import Observation
 
