@@ -191,7 +191,7 @@ def audit(
             _init(context, pathlib.Path(_FILE if new_file is None else new_file))
             return
         require(new_file is None, f"{new_file!r} is too much: only init takes a file")
-        options.refuse(context, ["trust"] * (asked is None), "without a FILE")
+        console.refuse(context, ["trust"] * (asked is None), "without a FILE")
         console.ready_folder(out_folder)
         told = asked is None or trust
         with contextlib.nullcontext() if told else without_plug_ins():
@@ -213,7 +213,7 @@ def _init(context: typer.Context, path: pathlib.Path) -> None:
     from gradaudit.audit.template import TEMPLATE
 
     others = [p.name for p in context.command.params if p.param_type_name == "option"]
-    options.refuse(context, filter(None, others), "with init")
+    console.refuse(context, filter(None, others), "with init")
     try:
         there = path.exists()
     except (OSError, ValueError) as error:
