@@ -311,9 +311,9 @@ def test_an_attack_runs_again_from_what_it_wrote(asked, tmp_path):
         report.pop("timing")
     assert before == after
     assert before["spec"]["arguments"]["seed"] == asked.get("seed", 0)
-    with pytest.raises(AssertionError):  # it would show: another seed differs
+    if isinstance(asked.get("method"), str) and "seed" not in asked:
         other = ga.attack(**(Spec.read(tmp_path).call() | {"seed": 99}))
-        np.testing.assert_array_equal(first.inputs, other.inputs)
+        assert (other.inputs != first.inputs).any()  # it would show
 
 
 def test_an_attack_on_an_object_that_can_not_be_described_says_so(tmp_path):

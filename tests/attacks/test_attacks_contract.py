@@ -1,6 +1,7 @@
 """What every attack must hold, over the table of all of them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from gradaudit.attacks import PRESETS, Victims, cpl
+from gradaudit.attacks.objective import objective
 from gradaudit.attacks.presets import parse
 from gradaudit.data import load_dataset
 from gradaudit.errors import InputError
@@ -36,6 +38,13 @@ def _at_truth(layout, victim):
     return jnp.concatenate([pixels, scores.reshape(-1)])
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _value(distance, layout, model, observation, labels, position):
+    """One program for all attacks that share a distance and a layout."""
+    evaluate = objective(distance, (), layout, model, observation, False, labels)
+    return evaluate(position)[0]
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["true labels", "inferred"])
 @pytest.mark.parametrize("model_name", IMAGE_MODELS)
 @pytest.mark.parametrize("name", MATCHING)
@@ -43,14 +52,16 @@ def test_the_objective_is_zero_at_the_truth(name, model_name, told):
     digits = load_dataset("digits")
     model = build_model(model_name, digits.shape, digits.classes)
     observation, victim = leak(model, digits.inputs[:2], digits.labels[:2])
-    matching = dataclasses.replace(PRESETS[name].make(), priors=())
-    labels = jnp.asarray(victim.labels)
+    matching = PRESETS[name].make()
+    labels = jnp.asarray(victim.labels, jnp.int32)
     if not told:  # as the search itself has them
         found = matching.labels(jax.random.key(5), model, observation)
         labels = jnp.zeros_like(labels) if found is None else found
-    layout, evaluate = objective_of(matching, model, observation, labels)
+    layout, _ = objective_of(matching, model, observation, labels)
     position = _at_truth(layout, victim)
-    value_at = jax.jit(lambda p: evaluate(p)[0])
+    value_at = functools.partial(
+        _value, matching.distance, layout, model, observation, labels
+    )
     assert float(value_at(position)) <= 1e-8 < float(value_at(position + 0.3))
 
 

@@ -105,7 +105,6 @@ def test_one_client_with_all_data_is_plain_sgd():
 
 
 SERVED = {
-    "none": defenses.none(),
     "server, alone": DEFENSES["server"],
     "server, together": defenses.quantile_clip(at=Point.SERVER),
 }

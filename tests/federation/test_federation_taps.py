@@ -87,21 +87,12 @@ def check_unrolled(model, steps, batch):
     assert (described.local_steps, described.batch_size) == (steps, batch)
 
 
-DEAR = ("resnet-gn", "resnet-bn", "vit", "mlp-wide")
-
-
 @pytest.mark.parametrize(
-    "model",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in DEAR)) for n in MODELS],
+    ("model", "steps", "batch"),
+    [("mlp", 1, 3), ("mlp", 5, 1), ("dpfl-2conv", 2, 3), ("cnn", 2, 3)],
 )
-def test_unrolled_update_is_the_clients_update(model):
-    check_unrolled(model, 2, 3)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 5])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_unrolled_update_for_all_steps_and_batches(steps, batch):
-    check_unrolled("mlp", steps, batch)
+def test_unrolled_update_is_the_clients_update(model, steps, batch):
+    check_unrolled(model, steps, batch)
 
 
 @pytest.mark.slow
@@ -121,13 +112,13 @@ NOISY = {
 
 @pytest.mark.parametrize("name", NOISY)
 def test_type_1_is_the_mean_of_what_type_2_reads(name):
-    parts = setup(NOISY[name])
+    parts = setup(NOISY[name], batch_size=2)
     update, batch = observe_many(*parts, Leakage.CLIENT, [5, 2])
     read = [
         observe_many(*parts, Leakage.EXAMPLE, [5, 2], example=example)
-        for example in range(3)
+        for example in range(2)
     ]
-    mean = jax.tree.map(lambda *g: sum(g) / 3, *(seen.gradient for seen, _ in read))
+    mean = jax.tree.map(lambda *g: sum(g) / 2, *(seen.gradient for seen, _ in read))
     assert_close(mean, update.gradient, rtol=1e-3)
     for example, (_, victim) in enumerate(read):
         np.testing.assert_array_equal(victim.inputs[:, 0], batch.inputs[:, example])

@@ -26,14 +26,19 @@ from gradaudit.types import Observation
 
 EMBEDDED = [name for name, e in CATALOGUE.items() if e.origin is Origin.EMBEDDED]
 DEEP = [name for name, e in MODELS.items() if not isinstance(e, Architecture)]
-DEFAULT = ("resnet-bn", "digits")
 APART = [name for name in MODELS if not build_model(name, (8, 8, 1), 2).coupled]
+# By default every plain network on the smallest pictures, two of them on everything.
+EVERYWHERE = ("cpl", "mlp")
+
+
+def _is_slow(model: str, dataset: str) -> bool:
+    if model in DEEP:
+        return (model, dataset) != ("resnet-bn", "digits")
+    return dataset != "digits" and model not in EVERYWHERE
+
+
 FITTING = [
-    pytest.param(
-        model,
-        dataset,
-        marks=[pytest.mark.slow] * (model in DEEP and (model, dataset) != DEFAULT),
-    )
+    pytest.param(model, dataset, marks=[pytest.mark.slow] * _is_slow(model, dataset))
     for model in APART
     for dataset in EMBEDDED
     if not getattr(MODELS[model], "layers", True) or len(CATALOGUE[dataset].shape) == 3
