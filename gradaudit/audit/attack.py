@@ -22,9 +22,10 @@ from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.base import Defense
 from gradaudit.errors import InputError, require
-from gradaudit.federation.setting import Setting
+from gradaudit.federation.setting import PAPER_SETTINGS, Setting
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
+from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.spec import Spec
 from gradaudit.types import Key, Knowledge, Leakage
 
@@ -192,7 +193,13 @@ def _simulated(
         "batch_size": batch,
         "local_steps": local_steps,
     }
-    return Run(scenario, net, attack, guard, threat, about)
+    plan = None
+    if published := PAPER_SETTINGS.get(data.name):
+        tensors, sizes = len(jax.tree.leaves(scenario.params)), np.bincount(data.labels)
+        plan = PrivacyPlan.of(
+            guard, published, class_sizes=sizes.tolist(), tensors=tensors
+        )
+    return Run(scenario, net, attack, guard, threat, about, plan)
 
 
 def _recorded(
@@ -215,7 +222,9 @@ def _recorded(
         "local_steps": recipe.local_steps,
         "run": str(folder),
     }
-    return Run(scenario, recipe.model, attack, plan.guard, threat, about)
+    tensors = len(jax.tree.leaves(scenario.params))
+    spent = plan.privacy(plan.setting.rounds, tensors)
+    return Run(scenario, recipe.model, attack, plan.guard, threat, about, spent)
 
 
 def _leakage(value: int) -> Leakage:

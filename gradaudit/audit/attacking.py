@@ -19,9 +19,9 @@ from gradaudit.audit.scenario import Group, Simulated
 from gradaudit.audit.scores import Evaluator, Score
 from gradaudit.audit.threat import Threat, remarks
 from gradaudit.defenses.base import Defense
-from gradaudit.federation.setting import PAPER_SETTINGS
 from gradaudit.models.model import Model
-from gradaudit.privacy.statement import epsilon, privacy_as_plain
+from gradaudit.privacy.plan import PrivacyPlan
+from gradaudit.privacy.statement import privacy_as_plain, privacy_of
 from gradaudit.report import metrics
 from gradaudit.spec import Spec
 from gradaudit.types import Key, Reconstruction, Status
@@ -41,6 +41,9 @@ class Run:
     defense: Defense
     threat: Threat
     about: dict[str, Any]
+    # The federation that an epsilon can be said for: the recorded training's own, or
+    # the published one of the data set; None where there is neither.
+    plan: PrivacyPlan | None = None
 
 
 class Attacking:
@@ -190,15 +193,10 @@ def _guess(run: Run, truth: Any, scores: list[Score]) -> metrics.Rate:
 
 
 def _accounting(run: Run) -> dict[str, Any] | None:
-    """Returns the defense's epsilon in the data set's published federation, if any."""
-    setting = PAPER_SETTINGS.get(run.scenario.dataset.name)
-    if not run.defense.mechanisms or setting is None:
+    """Returns the defense's epsilon in the run's federation, if there is one."""
+    if not run.defense.mechanisms or run.plan is None:
         return None
-    tensors = len(jax.tree.leaves(run.scenario.params))
-    sizes = tuple(np.bincount(run.scenario.dataset.labels).tolist())
-    return privacy_as_plain(
-        epsilon(run.defense, setting, tensors=tensors, class_sizes=sizes)
-    )
+    return privacy_as_plain(privacy_of(run.plan))
 
 
 class _Clock:

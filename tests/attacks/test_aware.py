@@ -61,7 +61,13 @@ def value_at(model, observation, truth, distance, replays=False):
 
 
 CASES = [
-    *((name, Leakage.EXAMPLE, RelativeL2(weight=1.0)) for name in DETERMINISTIC),
+    *(
+        pytest.param(
+            *(name, Leakage.EXAMPLE, RelativeL2(weight=1.0)),
+            marks=[pytest.mark.slow] * (name not in ("clip", "top-k")),
+        )
+        for name in DETERMINISTIC
+    ),
     ("prune", Leakage.EXAMPLE, Cosine()),  # of a clip it does not see the scale
     ("clip, then prune", Leakage.CLIENT, RelativeL2(weight=1.0)),
 ]
@@ -132,7 +138,11 @@ def test_nothing_of_the_defense_reaches_a_curious_attack():
         ga.attack(**small, defense=canary, threat="aware")
 
 
-@pytest.mark.parametrize("transforms", [(CLIP,), (Prune(0.6),)], ids=["clip", "prune"])
+@pytest.mark.parametrize(
+    "transforms",
+    [(CLIP,), pytest.param((Prune(0.6),), marks=pytest.mark.slow)],
+    ids=["clip", "prune"],
+)
 def test_what_stops_a_curious_adversary_does_not_stop_an_aware_one(transforms):
     guard = defend("guard", per_example=transforms)
     rates = {

@@ -16,7 +16,7 @@ from gradaudit.data import load_dataset
 from gradaudit.defenses import parse
 from gradaudit.federation.setting import Setting
 from gradaudit.models.networks import build_model
-from gradaudit.types import Leakage, Victim
+from gradaudit.types import Leakage, Reconstruction, Status, Victim
 
 MODEL, KEY = "dpfl-2conv", jax.random.key(3)
 SDP = "fed-sdp:clip=1000000,sigma=0.000001"  # nothing is clipped; std 1
@@ -50,9 +50,34 @@ def sent(scenario, count=None):
     return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Recorder(Attack):
+    """Rebuilds nothing; keeps what it is shown of each victim."""
+
+    seen: list = dataclasses.field(default_factory=list, compare=False)
+
+    def reconstruct(self, key, model, observation):
+        leaves = jax.tree.leaves(observation.sent)
+        self.seen.append(np.concatenate([np.asarray(leaf).ravel() for leaf in leaves]))
+        nothing = np.zeros((1, *model.input_shape), np.float32)
+        zero, one = np.int32(0), np.zeros(1, np.int32)
+        return Reconstruction(
+            nothing, one, np.float32(1.0), zero, zero, np.int32(Status.BUDGET)
+        )
+
+
 def test_the_servers_noise_is_each_clients_own():
-    """Any two of 100 victims, also those that are observed in different groups."""
-    noise = sent(simulated(100, SDP)) - sent(simulated(100))
+    """Through `ga.attack`: any two of 100 victims, more than are observed together."""
+
+    def shown(defense):
+        recorder = Recorder()
+        ga.attack(
+            type=0, method=recorder, defense=defense, victims=100, draws=1,
+            batch_size=1, dataset="digits", model=MODEL,
+        )  # fmt: skip
+        return np.stack(recorder.seen)
+
+    noise = shown(SDP) - shown("none")
     assert noise.shape[0] == 100 and noise.std() == pytest.approx(1.0, rel=0.02)
     correlation = np.corrcoef(noise) - np.eye(100)
     assert np.abs(correlation).max() < 0.1

@@ -255,6 +255,16 @@ def tiny() -> Training:
     )
 
 
+def test_a_checkpoint_keeps_its_size_and_a_round_adds_one_line(tmp_path):
+    training, sizes, lines = tiny(), [], []
+    for done in (8, 16, 96):
+        train_in(tmp_path, training, done, record=(1,))
+        sizes.append((tmp_path / "checkpoint.npz").stat().st_size)
+        lines.append((tmp_path / "history.jsonl").stat().st_size / done)
+    assert max(sizes) <= min(sizes) + 8  # the digits of the round
+    assert max(lines) <= 1.2 * min(lines)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_ten_thousand_rounds_cost_the_same_each(tmp_path):
