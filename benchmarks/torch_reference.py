@@ -215,7 +215,8 @@ def main() -> None:
         problem = draw_problem(options.victims, options.seed)
     else:
         problem = read(options.source)
-    np.savez_compressed(options.out, **make_trace(problem, options.outer))
+    trace: dict[str, Any] = make_trace(problem, options.outer)
+    np.savez_compressed(options.out, **trace)
     print(f"wrote {options.out}", file=sys.stderr)
 
 

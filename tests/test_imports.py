@@ -23,6 +23,7 @@ LAYERS = (
     ("report",),
     ("distinguish",),
     ("audit",),
+    ("benchmarks",),
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -129,7 +130,7 @@ def test_an_attacker_knows_neither_the_defense_nor_the_victim(root):
         assert "gradaudit.types.Victim" not in imported(file), file
 
 
-@pytest.mark.parametrize("folder", ["attacks", "defenses"])
+@pytest.mark.parametrize("folder", ["attacks", "benchmarks", "defenses"])
 def test_nobody_imports_the_folders_by_their_plain_name(root, folder):
     every = [file for files in modules(root).values() for file in files]
     for file in every + sorted((root / "tests").rglob("*.py")):

@@ -9,7 +9,11 @@ import zipfile
 
 import pytest
 
-LINKED = ("attacks", "defenses")  # real folders at the top, imported from gradaudit
+LINKED = (
+    "attacks",
+    "benchmarks",
+    "defenses",
+)  # real folders at the top, imported from gradaudit
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,7 @@ def test_the_plain_checkout_imports(root, name):
 def wheel(root, setuptools, tmp_path_factory):
     """The real wheel, built from a copy so that no build folder stays behind."""
     copy = tmp_path_factory.mktemp("checkout")
-    for entry in ("gradaudit", "attacks", "defenses"):
+    for entry in ("gradaudit", *LINKED):
         shutil.copytree(
             root / entry,
             copy / entry,

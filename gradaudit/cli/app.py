@@ -9,6 +9,7 @@ from gradaudit.cli import (
     account,
     attack,
     audit,
+    bench,
     calibrate,
     captured,
     console,
@@ -41,6 +42,7 @@ app.command("train", epilog=train.EPILOG)(train.train)
 app.command("run", epilog=run.EPILOG)(run.run)
 app.command("list", epilog="Example: gradaudit list defenses")(listing.list_everything)
 app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
 app.command("account", epilog=account.EPILOG)(account.account)
 app.command("ldp", epilog=ldp.EPILOG)(ldp.ldp)
 app.add_typer(captured.app, name="captured")

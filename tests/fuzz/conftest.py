@@ -66,6 +66,7 @@ def ask(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
         "gradaudit.distinguish.ldp_sgd._play",
         "gradaudit.distinguish.any_mechanism._choose",
         "gradaudit.audit.informed._cells",
+        "gradaudit.benchmarks.running.run_cell",
         "subprocess.run",
         "subprocess.Popen",
     ):

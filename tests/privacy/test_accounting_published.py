@@ -14,7 +14,7 @@ import pytest
 from gradaudit.privacy import account, gaussian, spend
 from gradaudit.privacy.calibrate import exhausted_at
 
-DATA = pathlib.Path(__file__).parent.parent / "reference"
+DATA = pathlib.Path(__file__).parents[2] / "benchmarks" / "published"
 NAMES = {
     "BaseC": "base",
     "AdvC": "advanced",
