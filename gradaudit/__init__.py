@@ -14,6 +14,7 @@ _EXPORTS = {
     "Dataset": "gradaudit.data",
     "InputError": "gradaudit.errors",
     "attack": "gradaudit.audit.attack",
+    "attack_captured": "gradaudit.audit.captured_attack",
     "certificate": "gradaudit.privacy.certificate",
     "enough_noise": "gradaudit.audit.enough",
     "epsilon": "gradaudit.privacy",

@@ -93,7 +93,7 @@ def attack(
     machine.configure()
     began = time.perf_counter()
     _check_numbers(victims, success_rmse, round, seed, slots)
-    chosen = _attack(method, iterations, restarts)
+    chosen = chosen_attack(method, iterations, restarts)
     adversary = Threat.parse(threat, _leakage(type))
     adversary.check(chosen)
     data_key, attack_key = jax.random.split(jax.random.key(seed))
@@ -265,9 +265,10 @@ def chosen_model(model: str | Model | None, dataset: Dataset) -> Model:
     return build_model(name, dataset.shape, dataset.classes)
 
 
-def _attack(
+def chosen_attack(
     method: str | Attack, iterations: int | None, restarts: int | None
 ) -> Attack:
+    """Returns the attack of a text, or the attack itself, with this budget."""
     if isinstance(method, str):
         return attack_presets.parse(method, iterations, restarts)
     require(

@@ -15,7 +15,7 @@ from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
 from gradaudit.audit.kept import Finished, Kept
 from gradaudit.audit.outcome import AttackResult, Picture
-from gradaudit.audit.scenario import Group, Simulated
+from gradaudit.audit.scenario import Group, Scenario
 from gradaudit.audit.scores import Evaluator, Score
 from gradaudit.audit.threat import Threat, remarks
 from gradaudit.defenses.base import Defense
@@ -35,7 +35,7 @@ Tell = Callable[[int, int], None]  # trials finished, trials in all
 class Run:
     """Everything that decides an attack's numbers, built and checked."""
 
-    scenario: Simulated
+    scenario: Scenario
     model: Model
     attack: Attack
     defense: Defense

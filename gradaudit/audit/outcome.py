@@ -55,6 +55,8 @@ class AttackResult(Result):
     interrupted: bool = False
     # Of a portfolio: for every row of `scores`, what those found who were asked.
     members: list[tuple[MemberScore, ...]] = dataclasses.field(default_factory=list)
+    withheld: bool = False  # pictures and arrays of private data are not written
+    beside: dict[str, Any] = dataclasses.field(default_factory=dict)  # more entries
 
     @property
     def asked(self) -> int:
@@ -125,6 +127,7 @@ class AttackResult(Result):
                 "timing": self.timing,
                 "accounting": self.accounting,
                 "limitations": self.limitations,
+                **self.beside,
             }
         )
         return plain
@@ -199,7 +202,9 @@ class AttackResult(Result):
         return {"trials.csv": [dataclasses.asdict(score) for score in self.scores]}
 
     def arrays(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Returns reconstructions.npz."""
+        """Returns reconstructions.npz, unless it is withheld."""
+        if self.withheld:
+            return {}
         return {
             "reconstructions.npz": {
                 "truth": self.truth,
@@ -211,7 +216,8 @@ class AttackResult(Result):
     def figures(self) -> dict[str, Callable[[], Any]]:
         """Returns the pictures that make sense for this result."""
         drawn: dict[str, Callable[[], Any]] = {}
-        if self.pictures and self.truth.ndim == 5 and self.truth.shape[-1] in (1, 3):
+        shown = self.pictures and not self.withheld
+        if shown and self.truth.ndim == 5 and self.truth.shape[-1] in (1, 3):
             drawn["figures/victims.png"] = lambda: figures.reconstruction_grid(self)
         if any(len(trace.rmse) > 1 for trace in self.traces):
             drawn["figures/convergence.png"] = lambda: figures.convergence(self)

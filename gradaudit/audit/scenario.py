@@ -7,7 +7,7 @@ The evaluator's side is `truth(ids)`. Attack code never gets hold of the second.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,27 @@ class Group:
 
     ids: Ids
     victims: Victims  # observes positions in `ids`
+
+
+class Scenario(Protocol):
+    """Where victims come from: simulated, recorded, or captured in files."""
+
+    count: int
+    draws: list[Ids]  # victims that share a draw of the network
+
+    @property
+    def dataset(self) -> Dataset:
+        """The private data's set: for evaluators only."""
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters of the first victims: their shapes are those of all."""
+
+    def groups(self) -> Iterator[Group]:
+        """Yields the attacker's side, a group for each set of parameters."""
+
+    def truth(self, ids: Ids) -> Victim:
+        """Returns the private data, stacked: for evaluators only."""
 
 
 class Simulated:

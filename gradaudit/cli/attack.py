@@ -25,6 +25,8 @@ gradaudit attack --run runs/mnist --round 16 --type 1
 
 gradaudit attack --defense fed-cdp:clip=4,sigma=6 --max-asr 0.05 --victims auto
 
+gradaudit attack --captured recorded/ --model mine.py:build --truth batch.npz
+
 Exit codes: 0 done (gate held), 1 gate broken, 2 bad input, 3 inconclusive, 70 a bug,
 130 interrupted (what was done by then is written).
 """
@@ -46,6 +48,12 @@ def attack(
     round_: options.Round = 0,
     run: options.RunFolder = None,
     trust: options.Trust = False,
+    captured: options.CapturedFolder = None,
+    truth: options.Truth = None,
+    candidates: options.AmongCandidates = None,
+    place: options.Place = None,
+    learning_rate: options.CapturedRate = None,
+    pictures: options.Pictures = False,
     iterations: options.Iterations = None,
     restarts: options.Restarts = None,
     success_rmse: options.SuccessRmse = 0.1,
@@ -62,15 +70,35 @@ def attack(
     shows the result again if all are. Another attack's folder is refused.
     """
     with console.errors_in_words():
+        asked: dict[str, Any]
         require(
             max_asr is None or 0 <= max_asr <= 1,
             f"--max-asr must be in [0, 1], got {max_asr}",
         )
+        if captured is not None:
+            console.refuse(context, _NOT_CAPTURED, "with --captured")
+            counted, stepped = (
+                console.given(context, name) for name in ("victims", "local_steps")
+            )
+            asked = {
+                "captured": captured, "model": model, "truth": truth,
+                "candidates": candidates, "method": method, "defense": defense,
+                "threat": threat, "place": place,
+                "victims": _count(victims) if counted else None,
+                "learning_rate": learning_rate,
+                "local_steps": local_steps if stepped else None,
+                "batch_size": batch_size, "iterations": iterations,
+                "restarts": restarts, "success_rmse": success_rmse, "seed": seed,
+                "pictures": pictures, "slots": slots,
+            }  # fmt: skip
+            finish(captured_and_save(asked, out_folder, as_json, overwrite), max_asr)
+            return
+        console.refuse(context, _OF_CAPTURED, "without --captured")
         if run is not None:
             console.refuse(context, _OF_SIMULATION, "with --run, which has its own")
         else:
             console.refuse(context, ["trust"], "without --run")
-        asked: dict[str, Any] = {
+        asked = {
             "type": type_, "method": method, "defense": defense, "threat": threat,
             "dataset": dataset, "model": model, "batch_size": batch_size,
             "local_steps": local_steps, "round": round_, "run": run,
@@ -91,6 +119,12 @@ def attack(
 
 # What a recorded training decides itself.
 _OF_SIMULATION = ("defense", "dataset", "model", "draws", "batch_size", "local_steps")
+
+_OF_CAPTURED = (
+    "truth", "candidates", "place", "learning_rate", "pictures",
+)  # fmt: skip
+# What the captured updates decide themselves.
+_NOT_CAPTURED = ("type_", "dataset", "draws", "round_", "run", "trust")
 
 
 def _count(victims: str) -> int:
@@ -131,6 +165,39 @@ def attack_and_save(
     return report
 
 
+def captured_and_save(
+    asked: dict[str, Any], folder: pathlib.Path, as_json: bool, overwrite: bool
+) -> dict[str, Any]:
+    """Attacks captured updates with a bar, writes and shows the result; returns it."""
+    require(
+        asked["model"] is not None,
+        "--captured needs the client's model: --model path/to/file.py:build",
+    )
+    console.ready_folder(folder)
+    with console.progress_bar("compiling") as tell:
+        from gradaudit.audit.captured_attack import attack_captured
+
+        result = attack_captured(
+            **asked,
+            keep=folder,
+            overwrite=overwrite,
+            progress=lambda done, total: tell("attacking", done, total),
+        )
+    result.save(folder)
+    report = result.to_dict()
+    if as_json:
+        console.print_json(report)
+        return report
+    from gradaudit.report.tables import attack_table
+    from gradaudit.report.unseen_report import unseen_table
+
+    scored = "asr" in report["metrics"]
+    console.out.print(attack_table(report) if scored else unseen_table(report))
+    withheld = "" if asked["pictures"] else "; the pictures are withheld (--pictures)"
+    console.out.print(f"written to {folder}/{withheld}", markup=False)
+    return report
+
+
 def finish(report: dict[str, Any], max_asr: float | None) -> None:
     """Ends with the contract's exit code, and says why."""
     if report["status"] == "interrupted":
@@ -139,6 +206,10 @@ def finish(report: dict[str, Any], max_asr: float | None) -> None:
         raise typer.Exit(console.EXIT_INTERRUPTED)
     if max_asr is None:
         return
+    require(
+        "asr" in report["metrics"],
+        "--max-asr is a gate on the success rate, which only --truth can tell",
+    )
     from gradaudit.audit.gate import Verdict, judge
     from gradaudit.report.metrics import Rate
 

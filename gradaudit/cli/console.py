@@ -148,6 +148,12 @@ def global_options(
     os.environ.setdefault("ABSL_MIN_LOG_LEVEL", "3")
 
 
+def given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter of the command was given, or is at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def refuse(context: typer.Context, names: Iterable[str], why: str) -> None:
     """Raises for an option that was given and would be ignored.
 
@@ -155,8 +161,7 @@ def refuse(context: typer.Context, names: Iterable[str], why: str) -> None:
     """
     flags = {str(part.name): part.opts[0] for part in context.command.params}
     for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if given(context, name):
             raise InputError(f"{flags[name]} has no effect {why}; leave it out")
 
 

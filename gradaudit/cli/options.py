@@ -113,6 +113,7 @@ Chunk = Annotated[
 
 # An attack.
 _WHO, _SEARCH = "Who is attacked", "The search"
+CAPTURED = "Your own system"
 
 Type = Annotated[
     int,
@@ -145,7 +146,7 @@ AttackModel = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="A model; default: cpl (images), mlp (tables).",
+        help="A model, or path/to/file.py:build; default: cpl (images), mlp (tables).",
         rich_help_panel=_WHO,
     ),
 ]
@@ -193,6 +194,53 @@ RunFolder = Annotated[
         help="A recorded `gradaudit train` folder: its model in --round, the clients "
         "that took part, its data and its defense.",
         rich_help_panel=_WHO,
+    ),
+]
+CapturedFolder = Annotated[
+    pathlib.Path | None,
+    typer.Option(
+        "--captured",
+        help="Updates of your own system, as gradaudit.record writes them: a folder "
+        "of one or of many. With --model path/to/file.py:build.",
+        rich_help_panel=CAPTURED,
+    ),
+]
+Truth = Annotated[
+    pathlib.Path | None,
+    typer.Option(
+        help="The clients' examples: an .npz with x and y, or a folder of them.",
+        rich_help_panel=CAPTURED,
+    ),
+]
+AmongCandidates = Annotated[
+    pathlib.Path | None,
+    typer.Option(
+        "--candidates",
+        help="Examples as .npz: which of them was it? Needs no truth.",
+        rich_help_panel=CAPTURED,
+    ),
+]
+Place = Annotated[
+    str | None,
+    typer.Option(
+        help="Attack what was recorded there: raw, wire, server, aggregate.",
+        rich_help_panel=CAPTURED,
+    ),
+]
+CapturedRate = Annotated[
+    float | None,
+    typer.Option(
+        "--learning-rate",
+        help="Of the client, where the sidecar does not say it.",
+        rich_help_panel=CAPTURED,
+    ),
+]
+Pictures = Annotated[
+    bool,
+    typer.Option(
+        "--pictures",
+        help="Write what was rebuilt; else it is withheld.",
+        rich_help_panel=CAPTURED,
     ),
 ]
 Iterations = Annotated[

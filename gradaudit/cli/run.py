@@ -69,6 +69,7 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
         "calibrate": gradaudit.enough_noise,
         "identify": gradaudit.identify,
         "captured-check": gradaudit.mechanism_check,
+        "attack-captured": gradaudit.attack_captured,
         "ldp": gradaudit.ldp_audit,
         "ldp-mechanism": gradaudit.distinguish.mechanism_audit,
     }

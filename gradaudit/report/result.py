@@ -24,6 +24,7 @@ KNOWN = frozenset(
         *(RESULT, AUDIT, "cells.csv", "report.html", "junit.xml", "summary.md"),
         *("trials.csv", "reconstructions.npz", "rounds.csv", "curve.png"),
         *("line_ups.csv", "posterior.csv", "points.csv", "pairs.csv"),
+        *("evidence.csv",),
         *("figures/victims.png", "figures/convergence.png", "figures/epsilon.png"),
         *("figures/norms.png", "figures/line_up.png", "figures/enough.png"),
     }

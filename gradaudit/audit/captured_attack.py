@@ -1,0 +1,349 @@
+"""`ga.attack_captured`: attack captured updates, with or without the truth."""
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from gradaudit import files, machine
+from gradaudit.attacks.base import Attack
+from gradaudit.attacks.base import run as run_attack
+from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
+from gradaudit.audit.attack import chosen_attack
+from gradaudit.audit.attacking import Attacking, Run, Tell
+from gradaudit.audit.capture import Capture, content_digest, find, read_capture
+from gradaudit.audit.captured_scenario import (
+    UNKNOWN,
+    Captured,
+    private_data,
+    truths_of,
+)
+from gradaudit.audit.kept import Kept
+from gradaudit.audit.mechanism_check import mechanism_check
+from gradaudit.audit.outcome import AttackResult
+from gradaudit.audit.picked import pick
+from gradaudit.audit.threat import Threat, remarks
+from gradaudit.audit.unseen import UnseenResult, line_up_of
+from gradaudit.audit.witness import Answer, weigh
+from gradaudit.data import load_dataset
+from gradaudit.defenses import parse as parse_defense
+from gradaudit.defenses.base import Defense
+from gradaudit.errors import InputError, require
+from gradaudit.models.adapters import is_file, model_for
+from gradaudit.models.model import Model
+from gradaudit.record import PLACES
+from gradaudit.report.result import claim
+from gradaudit.spec import Spec
+from gradaudit.types import Key, Knowledge, Leakage, Reconstruction
+
+STARTS = 4  # of each victim, unless it is said
+_NO_NUMBERS = ("slots", "progress", "keep", "overwrite", "pictures")
+
+
+def attack_captured(
+    captured: str | pathlib.Path,
+    model: str | Model,
+    truth: str | pathlib.Path | None = None,
+    candidates: str | pathlib.Path | None = None,
+    method: str | Attack = "cpl",
+    defense: str | Defense = "none",
+    threat: str = "curious",
+    place: str | None = None,
+    victims: int | None = None,
+    learning_rate: float | None = None,
+    local_steps: int | None = None,
+    batch_size: int | None = None,
+    iterations: int | None = None,
+    restarts: int | None = None,
+    success_rmse: float = 0.1,
+    seed: int = 0,
+    pictures: bool = False,
+    slots: int | None = None,
+    progress: Tell | None = None,
+    keep: str | pathlib.Path | None = None,
+    overwrite: bool = False,
+) -> "AttackResult | UnseenResult":
+    """Attacks captured updates; with the truth, scores what was rebuilt.
+
+    Args:
+      captured: a folder of one update, or of many (see docs/own-system.md).
+      model: the client's model, its name, or `path/to/file.py:build`.
+      truth: the clients' examples as .npz (x, y), or a folder of them; without it the
+        result says what can be said: see `gradaudit.audit.witness`.
+      candidates: examples as .npz, among which the client's may be: who was it?
+      method: an attack, or its name with parameters (`cpl:init=uniform`).
+      defense: what the client or the server did to the update, for an aware threat.
+      threat: what the adversary knows: `curious`, `aware`.
+      place: attack what was recorded there (raw, wire, server, aggregate); by default
+        whatever is nearest to the adversary.
+      victims: attack so many updates at most.
+      learning_rate: of the client, where the sidecar does not say it.
+      local_steps: of the client, where the sidecar does not say it.
+      batch_size: of the client, where the sidecar does not say it.
+      iterations: the attack's budget per start; the method's own by default.
+      restarts: independent starts per update; by default 4 without the truth.
+      success_rmse: the RMSE at or below which answers count as the same.
+      seed: everything random follows from it.
+      pictures: what was rebuilt goes into the result; else it is withheld.
+      slots: updates that one device attacks at a time (speed only).
+      progress: is told (finished, total) about once a second.
+      keep: a folder in which victims with a truth are kept as they finish.
+      overwrite: begin anew, whatever is in `keep`.
+    """
+    asked = {k: v for k, v in locals().items() if k not in _NO_NUMBERS}
+    machine.configure()
+    began = time.perf_counter()
+    require(
+        0 < success_rmse < 1, f"success_rmse must lie in (0, 1), got {success_rmse}"
+    )
+    require(0 <= seed < 2**32, f"seed must lie in 0..2^32 - 1, got {seed}")
+    given = {
+        "learning_rate": learning_rate,
+        "local_steps": local_steps,
+        "batch_size": batch_size,
+    }
+    captures = _captures(pathlib.Path(captured), place, victims, given)
+    leakage = Leakage(PLACES[captures[0].facts.place])
+    net = (
+        model
+        if isinstance(model, Model)
+        else _model(model, captures, truth, candidates)
+    )
+    guard = parse_defense(defense) if isinstance(defense, str) else defense
+    adversary = Threat.parse(threat, leakage)
+    truths = [] if truth is None else truths_of(captures, pathlib.Path(truth), net)
+    known = Knowledge.DEFENSE in adversary.knows
+    scenario = Captured(captures, net, guard, truths, known)
+    chosen = chosen_attack(method, iterations, restarts if truths else None)
+    adversary.check(chosen)
+    training = scenario.observations[0].training
+    about: dict[str, Any] = {
+        "type": int(leakage),
+        "method": method if isinstance(method, str) else "custom",
+        "defense": defense if isinstance(defense, str) else guard.name,
+        "dataset": UNKNOWN if truth is None else str(truth),
+        "model": net.name,
+        "captured": str(captured),
+        "place": captures[0].facts.place,
+        "batch_size": training.batch_size,
+        "local_steps": training.local_steps,
+        "round": None,
+        "victims": len(captures),
+        "iterations": chosen.iterations,
+        "restarts": chosen.restarts,
+        "members": [member.name for member in chosen.members],
+        "success_rmse": success_rmse,
+        "seed": seed,
+    }
+    spec = Spec.of("attack-captured", **asked)
+    if keep is not None and not truths:
+        claim(pathlib.Path(keep), spec, overwrite)
+    run = Run(scenario, net, chosen, guard, adversary, about)
+    key = jax.random.split(jax.random.key(seed))[1]
+    people = None if candidates is None else private_data(candidates, net)
+    if truths:
+        scored = _scored(
+            run, scenario, spec, key, slots, progress, keep, overwrite, began
+        )
+        beside = {"mechanism": _mechanism(about["captured"])}
+        if people is not None:
+            everybody = [
+                pick(net, seen, people, guard) for seen in scenario.observations
+            ]
+            beside["line_up"] = line_up_of(everybody)
+        return dataclasses.replace(scored, withheld=not pictures, beside=beside)
+    starts = STARTS if restarts is None else restarts
+    require(starts >= 1, f"restarts must be at least 1, got {starts}")
+    about["restarts"] = starts
+    unseen = _unseen(run, scenario, spec, key, starts, slots, progress, pictures, began)
+    if people is None:
+        return unseen
+    seen = [scenario.observations[a.weighed.victim] for a in unseen.answers]
+    picked = tuple(pick(net, observation, people, guard) for observation in seen)
+    return dataclasses.replace(unseen, picked=picked)
+
+
+def _model(
+    name: str,
+    captures: Sequence[Capture],
+    truth: str | pathlib.Path | None,
+    candidates: str | pathlib.Path | None,
+) -> Model:
+    """Returns the model of a text; one of ours is built for the data that is given."""
+    given = [pathlib.Path(path) for path in (truth, candidates) if path is not None]
+    found = [file for path in given for file in (path, *sorted(path.glob("*.npz")))]
+    data = next((file for file in found if file.is_file()), None)
+    if is_file(name) or data is None:
+        return model_for(name)
+    # Our networks end in a layer of this name; the data may lack the last classes.
+    output = captures[0].received.get("output/bias")
+    loaded = load_dataset(str(data))
+    classes = loaded.classes if output is None else len(output)
+    return model_for(name, loaded.shape, classes)
+
+
+def _captures(
+    folder: pathlib.Path,
+    place: str | None,
+    victims: int | None,
+    given: Mapping[str, Any],
+) -> list[Capture]:
+    """Reads the updates of one place; what is known beside fills their gaps."""
+    require(
+        victims is None or victims >= 1, f"victims must be at least 1, got {victims}"
+    )
+    found = [read_capture(path) for path in find(folder)]
+    places = {capture.facts.place for capture in found}
+    # The nearest to an adversary: whoever reads the wire does not see the raw update.
+    order = ("wire", "server", "aggregate", "example", "raw")
+    chosen = place or next(each for each in order if each in places)
+    require(
+        chosen in places,
+        f"{folder} holds no update of the place {chosen!r}, only "
+        f"{', '.join(sorted(places))}",
+    )
+    there = [capture for capture in found if capture.facts.place == chosen]
+    return [capture.knowing(**given) for capture in there[:victims]]
+
+
+def _scored(
+    run: Run,
+    scenario: Captured,
+    spec: Spec,
+    key: Key,
+    slots: int | None,
+    progress: Tell | None,
+    keep: str | pathlib.Path | None,
+    overwrite: bool,
+    began: float,
+) -> AttackResult:
+    """Runs with the truth in the evaluator's hand, as a simulated attack does."""
+    kept, described = Kept(keep), machine.describe()
+    content = {
+        "captured": content_digest(scenario.captures),
+        "truth": scenario.dataset.digest,
+        "versions": [described["gradaudit"], described["packages"]],
+        "backend": described["backend"],
+        "model": run.model.name,
+    }
+    with contextlib.ExitStack() as held:
+        if keep is not None:
+            held.enter_context(files.one_run_in(pathlib.Path(keep)))
+            kept.open(spec, content, overwrite)
+        return Attacking(run, spec, began, kept, progress).run(key, slots)
+
+
+def _unseen(
+    run: Run,
+    scenario: Captured,
+    spec: Spec,
+    key: Key,
+    starts: int,
+    slots: int | None,
+    progress: Tell | None,
+    pictures: bool,
+    began: float,
+) -> UnseenResult:
+    """Runs without a truth: every start is handed in, and they are compared."""
+    notes = remarks(run.attack, run.defense, run.threat)
+    answers: list[Answer] = []
+    interrupted, done, total = False, 0, scenario.count * starts
+    for number, group in enumerate(scenario.groups_of(starts)):
+        begun = _Begun(run.attack.restarts, total, done, progress)
+        own = key if number == 0 else jax.random.fold_in(key, number)
+        try:
+            found = run_attack(
+                run.attack, own, run.model, group.victims, slots, begun.watch
+            )
+        except Stopped as stop:
+            found, interrupted = stop.args[0], True
+        except KeyboardInterrupt:
+            interrupted = True
+            break
+        interrupted |= is_cut_short(found)
+        done += len(group.ids)
+        for first in range(0, len(group.ids), starts):
+            rows = np.arange(first, first + starts)
+            answer = _answer(
+                run, scenario, int(group.ids[first]) // starts, begun, rows, found
+            )
+            answers += [answer] if answer is not None else []
+        if interrupted:
+            break
+    if not answers:
+        raise KeyboardInterrupt("interrupted before the first update was attacked")
+    seconds = time.perf_counter() - began
+    return UnseenResult(
+        spec=spec,
+        about=run.about,
+        threat=run.threat.to_dict(run.attack),
+        environment=machine.describe(),
+        answers=tuple(sorted(answers, key=lambda answer: answer.weighed.victim)),
+        picked=(),
+        asked=scenario.count,
+        mechanism=_mechanism(run.about["captured"]),
+        timing={"total_s": seconds},
+        limitations=tuple(notes),
+        pictures=pictures,
+        interrupted=interrupted,
+    )
+
+
+def _answer(
+    run: Run,
+    scenario: Captured,
+    victim: int,
+    begun: "_Begun",
+    rows: NDArray[np.int64],
+    found: Reconstruction,
+) -> Answer | None:
+    capture = scenario.captures[victim]
+    number, client = capture.identity
+    about = {"folder": capture.folder.name, "round": number, "client": client}
+    return weigh(
+        victim, about, run.model, scenario.observations[victim],
+        begun.of(rows, found.inputs.shape[1:]), found.take(rows),
+        run.about["success_rmse"],
+    )  # fmt: skip
+
+
+class _Begun:
+    """Is a Watcher: takes note of where every start began, and tells progress."""
+
+    def __init__(
+        self, restarts: int, total: int, done: int, progress: Tell | None
+    ) -> None:
+        self._restarts, self._total, self._done = restarts, total, done
+        self._progress = progress
+        self._first: dict[int, NDArray[np.float32]] = {}
+
+    def watch(self, snapshot: Snapshot) -> None:
+        """Keeps the first iterate of each victim that is new."""
+        for slot in np.flatnonzero(snapshot.trials >= 0):
+            victim = int(snapshot.trials[slot]) // self._restarts
+            if victim not in self._first:
+                self._first[victim] = np.asarray(snapshot.current[0, slot])
+        if self._progress is not None:
+            ended = snapshot.finished // self._restarts
+            self._progress(self._done + ended, self._total)
+
+    def of(self, rows: NDArray[np.int64], shape: Sequence[int]) -> NDArray[np.float32]:
+        """Returns where these began, NaN where nobody looked."""
+        blank = np.full(tuple(shape), np.nan, np.float32)
+        return np.stack([self._first.get(int(row), blank) for row in rows])
+
+
+def _mechanism(folder: str) -> dict[str, Any] | None:
+    """Returns what the captured updates say of the noise, if anything is claimed."""
+    try:
+        found = mechanism_check(folder).to_dict()["metrics"]
+    except InputError:  # several claims, say: `captured check` gives the words
+        return None
+    checked: dict[str, Any] = found
+    return checked if checked["pairs"] or checked["findings"] else None
