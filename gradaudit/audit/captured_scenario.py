@@ -15,8 +15,7 @@ from gradaudit.audit.scenario import Group, Ids
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses.base import Defense, ToldDefense, init_states
 from gradaudit.errors import InputError, require
-from gradaudit.models.gradients import check_batch
-from gradaudit.models.model import Model
+from gradaudit.models.model import Model, check_batch
 from gradaudit.types import Leakage, Observation, PyTree, Victim
 
 UNKNOWN = "captured"  # the name of data that nobody named
