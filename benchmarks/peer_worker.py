@@ -41,8 +41,10 @@ def build_network(torch: Any, problem: dict[str, Any]) -> Any:
 
 def attack(problem: dict[str, Any], config: str, iterations: int) -> dict[str, Any]:
     """Returns each victim's RMSE, wall seconds and CPU seconds."""
-    import breaching  # type: ignore[import-not-found]
     import torch
+
+    _declare_vision(torch)
+    import breaching  # type: ignore[import-not-found]
 
     torch.set_num_threads(1)
     settings = breaching.get_attack_config(config)
@@ -94,6 +96,23 @@ def attack(problem: dict[str, Any], config: str, iterations: int) -> dict[str, A
         wrong = rebuilt - problem["images"][index][None]
         answers["rmse"].append(float(np.sqrt(np.mean(np.square(wrong)))))
     return {"versions": _versions(), **answers}
+
+
+def _declare_vision(torch: Any) -> None:
+    """Lets torchvision be imported beside a torch that its operators don't fit.
+
+    breaching imports it for its models and data, of which none is used here; two of
+    the operators must be declared before, or the import fails.
+    """
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    _KEPT.append(library)  # what it declares is withdrawn when nobody holds it
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            arguments = "Tensor dets, Tensor scores, float iou_threshold"
+            library.define(f"{name}({arguments}) -> Tensor")
+
+
+_KEPT: list[Any] = []
 
 
 class _Metadata(dict[str, Any]):
