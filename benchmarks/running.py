@@ -144,10 +144,11 @@ def in_turn(
 def estimate(cells: list[Cell], tell: Tell = quiet) -> tuple[float, list[str]]:
     """Returns how many seconds the cells take here, and what is not counted.
 
-    A short run of each kind of work is measured first: its seconds per unit, times the
-    units of the cells of that kind.
+    A short run of each kind of work is measured first, of its cheapest cell: its
+    seconds per unit, times the units of the cells of that kind.
     """
-    kinds = {cell.kind: cell for cell in cells if cell.sample is not None}
+    dearest_first = sorted(cells, key=lambda cell: -cell.units)
+    kinds = {cell.kind: cell for cell in dearest_first if cell.sample is not None}
     speeds = {}
     for index, (kind, cell) in enumerate(kinds.items()):
         tell(f"measuring a sample: {kind}", index, len(kinds))

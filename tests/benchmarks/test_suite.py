@@ -222,8 +222,8 @@ def test_only_some_cells(tmp_path, calls):
 
 
 def test_an_estimate_is_measured_on_a_sample(calls):
-    sampled = dataclasses.replace(count(9), kind="k", units=10, sample={"value": 1})
-    other = dataclasses.replace(sampled, name="number 10", units=4)
+    sampled = dataclasses.replace(count(9), kind="k", units=4, sample={"value": 1})
+    other = dataclasses.replace(sampled, name="dear", units=10, sample={"value": 2})
     seconds, uncounted = estimate([sampled, other, count(5)])
     assert calls == [1] and seconds == 0.5 * 14 and uncounted == ["number 5"]
 

@@ -49,6 +49,23 @@ def test_a_dry_run_lists_the_cells_and_measures_none_of_them(bench, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_interrupt_says_where_the_finished_cells_are(bench, tmp_path, monkeypatch):
+    measured = []
+
+    def stop_at_the_third(cell, context):
+        measured.append(cell.name)
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        return {"clean": 1.0, "paper": 1.0, "tight": 1.0}
+
+    monkeypatch.setattr("gradaudit.benchmarks.running.run_cell", stop_at_the_third)
+    done = bench("run", "accounting", "--scale", "smoke")
+    assert done.exit_code == 130
+    assert "the same command goes on from there" in " ".join(done.stderr.split())
+    path = tmp_path / "gradaudit-bench" / "accounting" / "smoke.json"
+    assert list(json.loads(path.read_text())["cells"]) == measured[:2]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
