@@ -6,7 +6,6 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gradaudit.errors import InputError, require
 from gradaudit.evidence import Evidence
@@ -371,20 +370,3 @@ def _title(transform: object) -> str:
 
 def _kind(value: object) -> str:
     return "None" if value is None else type(value).__name__
-
-
-def check_finite(tree: PyTree, what: str) -> None:
-    """Raises `InputError` that names the first tensor of `tree` that is not finite.
-
-    For concrete arrays, outside jit: inside, transforms let NaN and infinity through
-    so that whoever reads the result can report a status.
-    """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        values = np.asarray(leaf)
-        if np.issubdtype(values.dtype, np.number) and not np.all(np.isfinite(values)):
-            bad = int(np.size(values) - np.sum(np.isfinite(values)))
-            name = jax.tree_util.keystr(path) or "the array"
-            raise InputError(
-                f"{what}: {name} holds {bad} of {values.size} values that are not "
-                "finite; lower the learning rate or look at the data"
-            )

@@ -64,11 +64,6 @@ def clip(tree: PyTree, bound: jax.Array | float) -> PyTree:
     return scale(_shrink(global_norm(tree), bound), tree)
 
 
-def clip_tensors(tree: PyTree, bound: jax.Array | float) -> PyTree:
-    """Returns the tree with each tensor scaled to a norm of at most `bound`."""
-    return jax.tree.map(lambda leaf: clip(leaf, bound), tree)
-
-
 def is_finite(tree: PyTree) -> jax.Array:
     """Returns whether every coordinate is finite."""
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]

@@ -119,6 +119,34 @@ def test_no_file_of_the_library_is_too_long(root):
     assert not long
 
 
+def test_no_command_is_too_long(root):
+    """What a command does beyond its options stands in functions of its own."""
+    long = {
+        f"{file.relative_to(root)}: {node.name} {length}"
+        for file in modules(root)["cli"]
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and (length := node.end_lineno - node.lineno + 1) > 70
+    }
+    assert not long
+
+
+def test_no_import_inside_a_function_breaks_a_cycle(root):
+    """Beside the command line, only heavy libraries are imported where used."""
+    inside = {
+        f"{file.relative_to(root)}: {ast.unparse(inner)}"
+        for folder, files in modules(root).items()
+        for file in files
+        if folder not in ("cli", "benchmarks")
+        if file.name != "__init__.py"  # names that are loaded when they are asked for
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.ImportFrom) and (inner.module or "").startswith("grad")
+    }
+    assert not inside
+
+
 def test_accounting_needs_no_jax(root):
     program = "import sys, gradaudit.privacy; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True)

@@ -1,6 +1,5 @@
 """`gradaudit attack`: rebuild private data from what leaks."""
 
-import contextlib
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -70,51 +69,57 @@ def attack(
     shows the result again if all are. Another attack's folder is refused.
     """
     with console.errors_in_words():
-        asked: dict[str, Any]
         require(
             max_asr is None or 0 <= max_asr <= 1,
             f"--max-asr must be in [0, 1], got {max_asr}",
         )
         if captured is not None:
-            console.refuse(context, _NOT_CAPTURED, "with --captured")
-            counted, stepped = (
-                console.given(context, name) for name in ("victims", "local_steps")
-            )
-            asked = {
-                "captured": captured, "model": model, "truth": truth,
-                "candidates": candidates, "method": method, "defense": defense,
-                "threat": threat, "place": place,
-                "victims": _count(victims) if counted else None,
-                "learning_rate": learning_rate,
-                "local_steps": local_steps if stepped else None,
-                "batch_size": batch_size, "iterations": iterations,
-                "restarts": restarts, "success_rmse": success_rmse, "seed": seed,
-                "pictures": pictures, "slots": slots,
-            }  # fmt: skip
-            finish(captured_and_save(asked, out_folder, as_json, overwrite), max_asr)
-            return
-        console.refuse(context, _OF_CAPTURED, "without --captured")
-        if run is not None:
-            console.refuse(context, _OF_SIMULATION, "with --run, which has its own")
+            asked = _of_captured(context)
+            report = captured_and_save(asked, out_folder, as_json, overwrite)
         else:
-            console.refuse(context, ["trust"], "without --run")
-        asked = {
-            "type": type_, "method": method, "defense": defense, "threat": threat,
-            "dataset": dataset, "model": model, "batch_size": batch_size,
-            "local_steps": local_steps, "round": round_, "run": run,
-            "iterations": iterations, "restarts": restarts,
-            "success_rmse": success_rmse, "seed": seed, "slots": slots,
-        }  # fmt: skip
-        if victims == "auto":
-            console.refuse(context, ["draws"], "with --victims auto: one each")
-            require(max_asr is not None, "--victims auto needs --max-asr, its question")
-            asked["max_asr"] = max_asr
-        else:
-            asked |= {"victims": _count(victims), "draws": draws}
-        told = run is None or trust  # a plug-in of the command line, or of a file
-        with contextlib.nullcontext() if told else without_plug_ins():
-            report = attack_and_save(asked, out_folder, as_json, overwrite)
+            asked = _of_victims(context)
+            # A plug-in of the command line may run, and one of a file with --trust.
+            with without_plug_ins(unless=run is None or trust):
+                report = attack_and_save(asked, out_folder, as_json, overwrite)
         finish(report, max_asr)
+
+
+def _of_captured(context: typer.Context) -> dict[str, Any]:
+    """Returns what `attack_captured` is asked; refuses what would be ignored."""
+    console.refuse(context, _NOT_CAPTURED, "with --captured")
+    said = context.params
+    names = (
+        "captured", "model", "truth", "candidates", "method", "defense", "threat",
+        "place", "learning_rate", "batch_size", "iterations", "restarts",
+        "success_rmse", "seed", "pictures", "slots",
+    )  # fmt: skip
+    counted, stepped = (console.given(context, n) for n in ("victims", "local_steps"))
+    return {name: said[name] for name in names} | {
+        "victims": _count(said["victims"]) if counted else None,
+        "local_steps": said["local_steps"] if stepped else None,
+    }
+
+
+def _of_victims(context: typer.Context) -> dict[str, Any]:
+    """Returns what `attack` is asked; refuses what would be ignored."""
+    console.refuse(context, _OF_CAPTURED, "without --captured")
+    said = context.params
+    if said["run"] is not None:
+        console.refuse(context, _OF_SIMULATION, "with --run, which has its own")
+    else:
+        console.refuse(context, ["trust"], "without --run")
+    names = (
+        "method", "defense", "threat", "dataset", "model", "batch_size", "local_steps",
+        "run", "iterations", "restarts", "success_rmse", "seed", "slots",
+    )  # fmt: skip
+    asked = {name: said[name] for name in names}
+    asked |= {"type": said["type_"], "round": said["round_"]}
+    if said["victims"] != "auto":
+        return asked | {"victims": _count(said["victims"]), "draws": said["draws"]}
+    console.refuse(context, ["draws"], "with --victims auto: one each")
+    limit = said["max_asr"]
+    require(limit is not None, "--victims auto needs --max-asr, its question")
+    return asked | {"max_asr": limit}
 
 
 # What a recorded training decides itself.

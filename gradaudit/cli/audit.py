@@ -1,6 +1,5 @@
 """`gradaudit audit`: one command, one verdict, one page."""
 
-import contextlib
 import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Annotated, Any
@@ -193,8 +192,7 @@ def audit(
         require(new_file is None, f"{new_file!r} is too much: only init takes a file")
         console.refuse(context, ["trust"] * (asked is None), "without a FILE")
         console.ready_folder(out_folder)
-        told = asked is None or trust
-        with contextlib.nullcontext() if told else without_plug_ins():
+        with without_plug_ins(unless=asked is None or trust):
             result = _run(
                 asked, _said(given), _said(limits), out_folder, overwrite, extend,
                 include_reconstructions,

@@ -1,6 +1,5 @@
 """`gradaudit run`: a saved result, run again to the same numbers."""
 
-import contextlib
 import inspect
 import pathlib
 import types
@@ -39,7 +38,7 @@ def run(
         from gradaudit.spec import Spec
 
         spec = Spec.read(path)
-        with contextlib.nullcontext() if trust else without_plug_ins():
+        with without_plug_ins(unless=trust):
             arguments = spec.call()
             from gradaudit.report.result import claim
 

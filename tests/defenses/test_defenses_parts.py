@@ -211,13 +211,6 @@ def test_a_sign_between_clip_and_noise_breaks_the_claim():
     assert signed.mechanisms[0].clip(0) is None
 
 
-def test_check_finite_names_the_tensor():
-    tree = {"conv1": {"kernel": np.array([1.0, np.nan])}, "output": np.ones(2)}
-    with pytest.raises(InputError, match=r"update: \['conv1'\]\['kernel'\] holds 1 of"):
-        defenses.check_finite(tree, "update")
-    defenses.check_finite({"output": np.ones(2)}, "update")
-
-
 def _apply(transform, tree, seed=0):
     state = transform.init(jax.tree.map(lambda leaf: leaf[0], tree))
     return transform.apply(jax.random.key(seed), tree, state, 0)[0]

@@ -93,7 +93,8 @@ def test_a_users_interrupt_is_not_an_error_of_the_file(write):
 
 def test_prints_of_a_file_and_of_its_functions_go_to_stderr(write, capsys):
     path = write("print('hello')\ndef mine():\n    print('again')\n    return 3\n")
-    assert text.guarded(text.load_user_object(path, "mine"))() == 3
+    with text.users_code():
+        assert text.load_user_object(path, "mine")() == 3
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err == "hello\nagain\n"
 
@@ -105,12 +106,13 @@ def test_errors_of_a_users_function_name_the_line(write):
         "def call(function):\n    return function()\n"
     )
     for name, said in (("leave", r"sys\.exit\(0\)"), ("fail", "IndexError")):
-        with pytest.raises(InputError, match=rf"mine\.py:\d failed: .*{said}"):
-            text.guarded(text.load_user_object(path, name))()
+        function, words = text.load_user_object(path, name), rf"mine\.py:\d .*{said}"
+        with pytest.raises(InputError, match=words), text.users_code():
+            function()
     with pytest.raises(ZeroDivisionError), text.users_code():
         1 / 0  # noqa: B018  not the user's
-    call = text.guarded(text.load_user_object(path, "call"))
-    with pytest.raises(InputError, match=r"mine\.py:7 failed: ZeroDivisionError"):
+    call, words = text.load_user_object(path, "call"), r"mine\.py:7 failed: ZeroDiv"
+    with pytest.raises(InputError, match=words), text.users_code():
         call(lambda: 1 / 0)
 
 
