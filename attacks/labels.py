@@ -129,7 +129,11 @@ def _output(
             f"model {model.name!r} names no output_layer, so that labels can't be read "
             "off its gradient: name it, or choose labels=joint"
         )
-    return gradient[model.output_layer]
+    layer = gradient[model.output_layer]
+    if model.classes == 2 and layer["kernel"].shape[-1] == 1:
+        # One logit z stands for (0, z): what moves one class moves the other back.
+        return {n: jnp.concatenate([-leaf, leaf], axis=-1) for n, leaf in layer.items()}
+    return layer
 
 
 def _bias(model: Model, observation: Observation) -> jax.Array:

@@ -23,8 +23,8 @@ from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.base import Defense
 from gradaudit.errors import InputError, require
 from gradaudit.federation.setting import PAPER_SETTINGS, Setting
+from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
-from gradaudit.models.networks import build_model
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.spec import Spec
 from gradaudit.types import Key, Knowledge, Leakage
@@ -183,7 +183,7 @@ def _simulated(
         threat.reads,
         setting,
         round_index,
-        _draws(draws, victims, round_index),
+        _draws(draws, victims, round_index, net),
         Knowledge.LABELS in threat.knows,
         Knowledge.DEFENSE in threat.knows,
     )
@@ -246,10 +246,15 @@ def _check_numbers(
     require(slots is None or slots >= 1, f"slots must be at least 1, got {slots}")
 
 
-def _draws(draws: int | None, victims: int, round_index: int) -> int:
+def _draws(draws: int | None, victims: int, round_index: int, model: Model) -> int:
     """Returns how many networks are drawn: several where they are untrained."""
+    require(
+        model.drawn or draws in (None, 1),
+        f"model {model.name!r} has weights of its own, and every draw would be the "
+        "same network: draws is 1 (or redraw=True where it is made)",
+    )
     if draws is None:
-        return 1 if round_index else min(_DRAWS, victims)
+        return 1 if round_index or not model.drawn else min(_DRAWS, victims)
     require(
         1 <= draws <= victims,
         f"draws must lie in 1..{victims}, the number of victims, got {draws}",
@@ -262,7 +267,7 @@ def chosen_model(model: str | Model | None, dataset: Dataset) -> Model:
     if isinstance(model, Model):
         return model
     name = model or ("cpl" if len(dataset.shape) == 3 else "mlp")
-    return build_model(name, dataset.shape, dataset.classes)
+    return model_for(name, dataset.shape, dataset.classes)
 
 
 def chosen_attack(

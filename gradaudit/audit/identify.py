@@ -19,8 +19,8 @@ from gradaudit.distinguish.line_up import scores_of, told
 from gradaudit.errors import require
 from gradaudit.federation.population import Population
 from gradaudit.federation.setting import Setting
+from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
-from gradaudit.models.networks import build_model
 from gradaudit.privacy.certificate import Certificate, certificate
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.report.result import SCHEMA_VERSION, Result
@@ -94,7 +94,7 @@ def identify(
     data = load_dataset(candidates) if isinstance(candidates, str) else candidates
     guard = parse_defense(defense) if isinstance(defense, str) else defense
     default = "cpl" if len(data.shape) == 3 else "mlp"
-    net = model if isinstance(model, Model) else build_model(
+    net = model if isinstance(model, Model) else model_for(
         model or default, data.shape, data.classes
     )  # fmt: skip
     folders = [captured] if isinstance(captured, str) else list(captured)

@@ -18,8 +18,8 @@ from gradaudit.errors import require
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe
 from gradaudit.federation.setting import Setting
+from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
-from gradaudit.models.networks import build_model
 from gradaudit.privacy.certificate import Certificate, certificate
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.report import metrics
@@ -227,11 +227,12 @@ def line_ups_of(
     known = {member.value: member for member in From}
     require(source in known, f"candidates come from {', '.join(known)}, not {source!r}")
     data = load_dataset(dataset) if isinstance(dataset, str) else dataset
-    net = model if isinstance(model, Model) else build_model(
+    net = model if isinstance(model, Model) else model_for(
         model or ("cpl" if len(data.shape) == 3 else "mlp"), data.shape, data.classes
     )  # fmt: skip
     tensors = len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0))))
-    if source == From.WORST.value:  # the network is left out: nothing to draw
+    # Weights of its own, or a network that is left out: nothing to draw.
+    if source == From.WORST.value or not net.drawn:
         draws = 1
     return LineUps(
         net, data, leakage, 1 if alone else batch_size or 3, local_steps, counts,

@@ -34,9 +34,9 @@ from gradaudit.federation.training import (
     Training,
     hold_out,
 )
+from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.models.model import standardize as standardized
-from gradaudit.models.networks import build_model
 from gradaudit.privacy import PrivacyPlan, affordable_rounds, privacy_of
 from gradaudit.privacy.statement import privacy_as_plain
 from gradaudit.spec import Spec
@@ -111,7 +111,7 @@ class Plan:
         """The model itself, with its statistics."""
         training, model = self.data[0], self.model
         if isinstance(model, str):
-            model = build_model(model, training.shape, training.classes)
+            model = model_for(model, training.shape, training.classes)
         if not self.standardize:
             return model
         if self.statistics is Statistics.PRIVATE:

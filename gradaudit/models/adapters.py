@@ -1,9 +1,13 @@
 """Your own model: from a function, from flax, from torch, or from a Python file."""
 
 from gradaudit.errors import InputError, require
-from gradaudit.models.model import Model
+from gradaudit.models.adapters_flax import from_flax
+from gradaudit.models.adapters_torch import from_torch
+from gradaudit.models.model import Model, from_function
 from gradaudit.models.networks import MODELS, build_model
 from gradaudit.text import load_user_object, takes, users_code
+
+__all__ = ["from_flax", "from_function", "from_torch", "is_file", "model_for"]
 
 _FILE = ".py:"
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ class Function:
 
     logits: Callable[[PyTree, jax.Array], jax.Array]
     initial: Callable[[Key], PyTree]
+    eager: ClassVar[bool] = True  # `initial` is called as it is, outside of a program
 
     def init(self, key: Key, inputs: jax.Array) -> Any:
         """Returns flax-style variables."""
@@ -87,6 +88,7 @@ class Model:
     input_layer: str | None = None
     example_loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
     coupled: bool = False  # the network is a CoupledNetwork
+    drawn: bool = True  # `init` draws; else it returns weights that are given
     signed_features: bool = False  # what the output layer reads may be negative
     origin: tuple[Callable[..., Any], tuple[tuple[str, Any], ...]] | None = (
         dataclasses.field(default=None, compare=False)
@@ -100,12 +102,12 @@ class Model:
         """Returns fresh parameters."""
         # A user's own function may do what it likes; a network starts much faster
         # as one program, without the logits that its `init` computes on the way.
-        own = isinstance(self.network, Function)
+        own = getattr(self.network, "eager", False)
         return _initial(self, key) if own else _compiled_initial(self, key)
 
     def initial_buffers(self, key: Key) -> PyTree:
         """Returns the buffers that belong to the fresh parameters of this key."""
-        own = isinstance(self.network, Function)
+        own = getattr(self.network, "eager", False)
         return _buffers(self, key) if own else _compiled_buffers(self, key)
 
     def apply(self, params: PyTree, buffers: PyTree, inputs: jax.Array) -> jax.Array:
