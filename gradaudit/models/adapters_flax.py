@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from gradaudit.errors import InputError, require
-from gradaudit.models.layers import found_layers
+from gradaudit.models.end_layers import found_layers
 from gradaudit.models.losses import with_loss
 from gradaudit.models.model import Model, Network
 from gradaudit.types import Key, PyTree

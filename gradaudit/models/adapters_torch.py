@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.errors import InputError, require
-from gradaudit.models.layers import found_layers
+from gradaudit.models.end_layers import found_layers
 from gradaudit.models.losses import with_loss
 from gradaudit.models.model import Model
 from gradaudit.types import Key, PyTree

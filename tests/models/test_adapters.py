@@ -18,8 +18,8 @@ from gradaudit.data import load_dataset
 from gradaudit.errors import InputError
 from gradaudit.models import build_model, from_flax, from_function
 from gradaudit.models.adapters import model_for
+from gradaudit.models.end_layers import found_layers
 from gradaudit.models.gradients import batch_gradient, one_hot
-from gradaudit.models.layers import found_layers
 from gradaudit.models.losses import LOSSES, with_loss
 from gradaudit.types import Observation
 
