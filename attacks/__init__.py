@@ -8,6 +8,7 @@ if __name__ != "gradaudit.attacks":
 
 from gradaudit.attacks.analytic import Analytic
 from gradaudit.attacks.base import Attack, Member, Victims
+from gradaudit.attacks.gauss_newton import GaussNewton
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam, LineSearchLBFGS
@@ -31,6 +32,7 @@ __all__ = [
     "Adam",
     "Analytic",
     "Attack",
+    "GaussNewton",
     "LineSearchLBFGS",
     "Matching",
     "Member",

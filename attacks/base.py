@@ -13,7 +13,7 @@ from gradaudit import tree
 from gradaudit.attacks import lanes
 from gradaudit.attacks.problem import Problem
 from gradaudit.attacks.search import Ended, Watcher, search_all
-from gradaudit.attacks.turns import Turn, take_turns
+from gradaudit.attacks.turns import Turn, Verdict, take_turns
 from gradaudit.errors import InputError, require
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Knowledge, Observation, PyTree, Reconstruction
@@ -72,11 +72,8 @@ class Attack:
 
     def judge(
         self, model: Model, observation: Observation, inputs: Any, labels: Any
-    ) -> tuple[float, bool]:
-        """Returns how badly an answer explains what leaked, and if it is solved.
-
-        A portfolio chooses by it between the answers of its members.
-        """
+    ) -> Verdict:
+        """Returns what a portfolio thinks of an answer of one of its members."""
         raise NotImplementedError
 
     def problem(self, model: Model, observation: Observation) -> Problem | None:
@@ -209,14 +206,13 @@ def _in_turn(
         restarts = member.attack.restarts
         return Turn(restarts, attacked, member.continues, fits=not unfit[index])
 
-    def judge(ids: NDArray[np.int64], found: Reconstruction) -> Any:
+    def judge(ids: NDArray[np.int64], found: Reconstruction) -> list[Verdict]:
         verdicts = []
         for row, victim in enumerate(ids.tolist()):
             one = victims.observe(np.asarray([victim])).first()
             answer = found.take(row)
             verdicts.append(portfolio.judge(model, one, answer.inputs, answer.labels))
-        value, solved = zip(*verdicts, strict=True)
-        return np.asarray(value, np.float64), np.asarray(solved, bool)
+        return verdicts
 
     turns = [turn(index, member) for index, member in enumerate(portfolio.members)]
     everybody = np.arange(victims.count) if only is None else only

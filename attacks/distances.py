@@ -1,7 +1,8 @@
 """How far the dummy data's gradient is from the one that leaked.
 
-Each distance is 0 when the two are equal. `layers` restricts it to tensors whose
-path starts with one of the given names; empty means all of them.
+Each distance is 0 when the two are equal, and a sum of squares of residuals. `layers`
+restricts it to tensors whose path starts with one of the given names; empty means all
+of them.
 """
 
 import dataclasses
@@ -11,7 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit import tree
-from gradaudit.errors import InputError
+from gradaudit.attacks.likelihood import (
+    TINY,
+    chosen,
+    nat,
+    noise_share,
+    seen,
+    times,
+    unexplained,
+    unlikelihood,
+)
 from gradaudit.evidence import Evidence
 from gradaudit.types import PyTree
 
@@ -19,9 +29,6 @@ CONVOLUTIONS = ("conv",)
 
 
 DENSE = ("dense", "output")
-
-
-_TINY = 1e-20
 
 
 class Distance(Protocol):
@@ -43,6 +50,18 @@ class Distance(Protocol):
         For an adversary who is told the defense; 0 when it explains it wholly.
         """
 
+    def nat(self, evidence: Evidence | None, target: PyTree) -> jax.Array:
+        """Returns by how much it grows when what was read is e times less likely.
+
+        Without evidence, or without noise, as if what was read were rounded.
+        """
+
+    def residuals(self, gradient: PyTree, target: PyTree) -> list[jax.Array]:
+        """Returns arrays whose squares add up to the distance."""
+
+    def unexplained(self, evidence: Evidence, target: PyTree) -> list[jax.Array]:
+        """Returns arrays whose squares add up to the misfit."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SquaredL2:
@@ -53,7 +72,7 @@ class SquaredL2:
 
     def __call__(self, gradient: PyTree, target: PyTree) -> jax.Array:
         """Returns the sum of squares."""
-        pairs = _chosen(gradient, target, self.layers)
+        pairs = chosen(gradient, target, self.layers)
         return jnp.sum(jnp.stack([jnp.sum(jnp.square(a - b)) for a, b in pairs]))
 
     def scale(self, target: PyTree) -> jax.Array:
@@ -63,6 +82,19 @@ class SquaredL2:
     def misfit(self, evidence: Evidence, target: PyTree) -> jax.Array:
         """Returns the negative log likelihood, in units of what leaked."""
         return tree.dot(target, target) * unlikelihood(evidence, target, self.layers)
+
+    def nat(self, evidence: Evidence | None, target: PyTree) -> jax.Array:
+        """Returns twice the mean variance that counts."""
+        return tree.dot(target, target) * nat(evidence, target, self.layers)
+
+    def residuals(self, gradient: PyTree, target: PyTree) -> list[jax.Array]:
+        """Returns the differences."""
+        return [a - b for a, b in chosen(gradient, target, self.layers)]
+
+    def unexplained(self, evidence: Evidence, target: PyTree) -> list[jax.Array]:
+        """Returns arrays whose squares add up to the misfit."""
+        norm = jnp.sqrt(tree.dot(target, target))
+        return times(norm, unexplained(evidence, target, self.layers))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +106,7 @@ class Cosine:
 
     def __call__(self, gradient: PyTree, target: PyTree) -> jax.Array:
         """Returns a value in [0, 2]."""
-        pairs = _chosen(gradient, target, self.layers)
+        pairs = chosen(gradient, target, self.layers)
         left, right = ([pair[i] for pair in pairs] for i in (0, 1))
         return _one_minus_cosine(left, right)
 
@@ -87,6 +119,20 @@ class Cosine:
         """Returns the same angle, over the coordinates that were sent."""
         return self(*seen(evidence, target))
 
+    def nat(self, evidence: Evidence | None, target: PyTree) -> jax.Array:
+        """Returns what half a relative distance grows by: near 0 that is the angle."""
+        return 0.5 * nat(evidence, target, self.layers)
+
+    def residuals(self, gradient: PyTree, target: PyTree) -> list[jax.Array]:
+        """Returns the differences of the unit vectors, over the root of 2."""
+        pairs = chosen(gradient, target, self.layers)
+        left, right = ([pair[i] for pair in pairs] for i in (0, 1))
+        return times(jnp.sqrt(0.5), _between_units(left, right))
+
+    def unexplained(self, evidence: Evidence, target: PyTree) -> list[jax.Array]:
+        """Returns the same, over the coordinates that were sent."""
+        return self.residuals(*seen(evidence, target))
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorCosine:
@@ -97,7 +143,7 @@ class TensorCosine:
 
     def __call__(self, gradient: PyTree, target: PyTree) -> jax.Array:
         """Returns a value in [0, 2]."""
-        pairs = _chosen(gradient, target, self.layers)
+        pairs = chosen(gradient, target, self.layers)
         return jnp.mean(jnp.stack([_one_minus_cosine(a, b) for a, b in pairs]))
 
     def scale(self, target: PyTree) -> jax.Array:
@@ -108,6 +154,20 @@ class TensorCosine:
     def misfit(self, evidence: Evidence, target: PyTree) -> jax.Array:
         """Returns the same angle, over the coordinates that were sent."""
         return self(*seen(evidence, target))
+
+    def nat(self, evidence: Evidence | None, target: PyTree) -> jax.Array:
+        """Returns what half a relative distance grows by: near 0 that is the angle."""
+        return 0.5 * nat(evidence, target, self.layers)
+
+    def residuals(self, gradient: PyTree, target: PyTree) -> list[jax.Array]:
+        """Returns each tensor's differences of unit vectors."""
+        pairs = chosen(gradient, target, self.layers)
+        rows = [_between_units([a], [b])[0] for a, b in pairs]
+        return times(jnp.sqrt(0.5 / len(pairs)), rows)
+
+    def unexplained(self, evidence: Evidence, target: PyTree) -> list[jax.Array]:
+        """Returns the same, over the coordinates that were sent."""
+        return self.residuals(*seen(evidence, target))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,10 +183,10 @@ class RelativeL2:
 
     def __call__(self, gradient: PyTree, target: PyTree) -> jax.Array:
         """Returns weight x |gradient - target|^2 / |target|^2."""
-        pairs = _chosen(gradient, target, self.layers)
+        pairs = chosen(gradient, target, self.layers)
         distance = jnp.sum(jnp.stack([jnp.sum(jnp.square(a - b)) for a, b in pairs]))
         whole = jnp.sum(jnp.stack([jnp.sum(jnp.square(b)) for _, b in pairs]))
-        return self.weight * distance / (whole + _TINY)
+        return self.weight * distance / (whole + TINY)
 
     def scale(self, target: PyTree) -> jax.Array:
         """Returns the weight."""
@@ -137,119 +197,39 @@ class RelativeL2:
         """Returns weight x the negative log likelihood, in units of what leaked."""
         return self.weight * unlikelihood(evidence, target, self.layers)
 
+    def nat(self, evidence: Evidence | None, target: PyTree) -> jax.Array:
+        """Returns the weight x that of a relative distance."""
+        return self.weight * nat(evidence, target, self.layers)
 
-_EXACT = 1e-6  # variance, in units of a mean square coordinate, that counts as none
-_STEEP = 4.0  # of the penalty on coordinates whose sign is wrong
+    def noise(self, evidence: Evidence, target: PyTree) -> jax.Array:
+        """Returns the misfit that is expected of the truth; 0 without noise."""
+        return self.weight * noise_share(evidence, target, self.layers)
 
+    def residuals(self, gradient: PyTree, target: PyTree) -> list[jax.Array]:
+        """Returns the differences in units of what leaked."""
+        pairs = chosen(gradient, target, self.layers)
+        whole = jnp.sum(jnp.stack([jnp.sum(jnp.square(b)) for _, b in pairs]))
+        factor = jnp.sqrt(self.weight / (whole + TINY))
+        return times(factor, [a - b for a, b in pairs])
 
-def unlikelihood(
-    evidence: Evidence, target: PyTree, layers: tuple[str, ...] = ()
-) -> jax.Array:
-    """Returns -log p(target | evidence), divided so that an empty guess has about 1.
-
-    Gaussian noise gives weighted squares and Laplace noise weighted magnitudes, each
-    tensor weighted by its own noise. Coordinates that were left out are no evidence,
-    or bounded by the smallest that was sent. Signs are matched as signs.
-    """
-    rows = _evidence_rows(evidence, target, layers)
-    if evidence.signs:
-        return jnp.mean(jnp.stack([_wrong_signs(e, o) for e, o, _ in rows]))
-    squares = [jnp.sum(jnp.square(o)) for _, o, _ in rows]
-    size = sum(o.size for _, o, _ in rows)
-    floor = _EXACT * jnp.sum(jnp.stack(squares)) / size + _TINY
-    sent = [jnp.abs(o[jnp.newaxis]) > 0 for _, o, _ in rows] if evidence.sparse else []
-    limit = _smallest_sent([o for _, o, _ in rows]) if evidence.thresholded else None
-    total, whole = jnp.zeros(()), jnp.zeros(())
-    for index, (expected, read, variance) in enumerate(rows):
-        weight = 1.0 / (variance + floor)
-        residual = read - expected
-        if evidence.sparse:
-            arrived = sent[index][0]
-            beyond = jnp.zeros(())
-            if limit is not None:
-                beyond = jnp.maximum(jnp.abs(expected) - limit, 0.0)
-            residual = jnp.where(arrived, residual, beyond)
-        if evidence.peaked:
-            root = jnp.sqrt(weight)
-            total += jnp.sum(root * jnp.abs(residual))
-            whole += jnp.sum(root * jnp.abs(read))
-        else:
-            total += jnp.sum(weight * jnp.square(residual))
-            whole += jnp.sum(weight * jnp.square(read))
-    return total / (whole + _TINY)
-
-
-def seen(evidence: Evidence, target: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns (expected, read) without the coordinates that were left out."""
-    expected = jax.tree.map(lambda leaf: leaf[0], evidence.expected)
-    if not evidence.sparse:
-        return expected, target
-    kept = jax.tree.map(lambda e, o: jnp.where(o != 0, e, 0.0), expected, target)
-    return kept, target
-
-
-def _evidence_rows(
-    evidence: Evidence, target: PyTree, layers: tuple[str, ...]
-) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
-    """Returns (expected, read, variance) of each tensor that counts."""
-    spread = jax.tree.leaves(evidence.spread())
-    expected = jax.tree.map(lambda leaf: leaf[0], evidence.expected)
-    names = tree.names(expected)
-    rows = zip(
-        names, jax.tree.leaves(expected), jax.tree.leaves(target), spread, strict=True
-    )
-    chosen = [
-        (e, o, v[0] if v.ndim > e.ndim else v)
-        for name, e, o, v in rows
-        if not layers or name.startswith(layers)
-    ]
-    if not chosen:
-        raise InputError(
-            f"no tensor starts with {' or '.join(layers)}; the model has "
-            f"{', '.join(names)}"
-        )
-    return chosen
-
-
-def _smallest_sent(read: list[jax.Array]) -> jax.Array:
-    sizes = [jnp.min(jnp.where(o != 0, jnp.abs(o), jnp.inf)) for o in read]
-    return jnp.min(jnp.stack(sizes))
-
-
-def _wrong_signs(expected: jax.Array, read: jax.Array) -> jax.Array:
-    """Returns a smooth share of wrong signs, and how far the mean magnitude is off."""
-    size = jnp.mean(jnp.abs(expected)) + _TINY
-    agreement = jnp.sign(read) * expected / size
-    told = jnp.mean(jnp.abs(read)) + _TINY
-    smooth = jnp.mean(jax.nn.softplus(-_STEEP * agreement)) / _STEEP
-    return smooth + jnp.square(jnp.log(size / told)) / 10.0
+    def unexplained(self, evidence: Evidence, target: PyTree) -> list[jax.Array]:
+        """Returns arrays whose squares add up to the misfit."""
+        factor = jnp.sqrt(jnp.asarray(self.weight))
+        return times(factor, unexplained(evidence, target, self.layers))
 
 
 def _one_minus_cosine(left: PyTree, right: PyTree) -> jax.Array:
     # Normalising first keeps the value exact near 0, where 1 - a.b/|a||b| cancels:
     # |a/|a| - b/|b||^2 / 2 is the same number.
-    def unit(values: PyTree) -> PyTree:
-        norm = jnp.sqrt(tree.dot(values, values) + _TINY)
-        return tree.scale(1.0 / norm, values)
-
-    difference = tree.subtract(unit(left), unit(right))
+    difference = _between_units(left, right)
     return 0.5 * tree.dot(difference, difference)
 
 
-def _chosen(
-    gradient: PyTree, target: PyTree, layers: tuple[str, ...]
-) -> list[tuple[jax.Array, jax.Array]]:
-    paths = tree.names(gradient)
-    pairs = [
-        (a, b)
-        for path, a, b in zip(
-            paths, jax.tree.leaves(gradient), jax.tree.leaves(target), strict=True
-        )
-        if not layers or path.startswith(layers)
-    ]
-    if not pairs:
-        raise InputError(
-            f"no tensor starts with {' or '.join(layers)}; the model has "
-            f"{', '.join(paths)}"
-        )
-    return pairs
+def _between_units(left: PyTree, right: PyTree) -> PyTree:
+    """Returns the difference of two trees, each divided by its norm."""
+
+    def unit(values: PyTree) -> PyTree:
+        norm = jnp.sqrt(tree.dot(values, values) + TINY)
+        return tree.scale(1.0 / norm, values)
+
+    return tree.subtract(unit(left), unit(right))

@@ -18,6 +18,7 @@ that leaves takes its row along, so that slots never have to be sorted.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,15 @@ from gradaudit.errors import require
 _CURVATURE = 1e-10  # torch keeps a pair only if y.s exceeds this
 
 
-Evaluate = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+class Evaluate(Protocol):
+    """The objective as an optimizer sees it; `residuals` is for those that ask."""
+
+    def __call__(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the objective and its gradient."""
+
+    @property
+    def residuals(self) -> Callable[[jax.Array], jax.Array]:
+        """Position -> a vector whose squared norm is the objective."""
 
 
 Project = Callable[[jax.Array], jax.Array] | None  # None: there is no box

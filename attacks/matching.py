@@ -113,9 +113,10 @@ class Matching(Attack):
     def shared(self, observation: Observation) -> PyTree:
         """Returns what all victims share: the model; budget and weights as data."""
         budget = np.int32(self.stop.iterations)
-        weights = np.asarray([apart(prior)[1] for prior in self.priors], np.float32)
+        public = observation.public
+        weights = [apart(prior, public)[1] for prior in self.priors]
         model = observation.params, observation.buffers
-        return *model, budget, observation.memory, weights
+        return *model, budget, observation.memory, np.asarray(weights, np.float32)
 
     def problem(self, model: Model, observation: Observation) -> "MatchingProblem":
         """Returns the search; it does not depend on budget, restarts or weights."""
@@ -266,12 +267,9 @@ class MatchingProblem:
         moves = owner == kept.iteration % layout.inputs[0]
         mask = jnp.concatenate([moves, jnp.ones(layout.size - layout.pixels, bool)])
 
-        def masked(where: jax.Array) -> tuple[jax.Array, jax.Array]:
-            value, gradient = evaluate(where)
-            return value, jnp.where(mask, gradient, 0.0)
-
         # Another input moves now: what was remembered belongs to another function.
         fresh = matching.optimizer.init(kept.position)
+        masked = evaluate.moving(mask)
         return move(masked, project, kept.position, fresh, kept.best, clock)
 
 

@@ -16,14 +16,13 @@ import numpy as np
 from gradaudit import tree
 from gradaudit.attacks.distances import Distance
 from gradaudit.attacks.labels import LabelStrategy
-from gradaudit.attacks.priors import Prior
+from gradaudit.attacks.priors import Prior, in_nats
+from gradaudit.attacks.priors import residuals as of_prior
 from gradaudit.attacks.starts import Initialization
 from gradaudit.evidence import Evidence
 from gradaudit.models.gradients import one_hot, unrolled_update
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Observation, PyTree
-
-ValueAndGradient = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 _DOUBT = 0.05  # of an example, in every class: an inferred count may be wrong
 
@@ -215,20 +214,63 @@ def expected_evidence(
     return arrived.scaled([-1.0 / rate] * count)  # type: ignore[no-any-return]
 
 
-def misfit(
-    distance: Distance,
+def explained(
     model: Model,
     observation: Observation,
     replays: bool,
     inputs: jax.Array,
     targets: jax.Array,
-) -> jax.Array:
-    """Returns how far these inputs are from explaining what leaked, without a prior."""
+) -> tuple[PyTree, Evidence | None]:
+    """Returns the guess' gradient or, if the defense is told, evidence about it."""
     if observation.told is None:
-        guess = guessed_gradient(model, observation, replays, inputs, targets)
+        return guessed_gradient(model, observation, replays, inputs, targets), None
+    return None, expected_evidence(model, observation, replays, inputs, targets)
+
+
+def misfit(
+    distance: Distance,
+    observation: Observation,
+    guess: PyTree,
+    known: Evidence | None,
+) -> jax.Array:
+    """Returns how far a guess is from explaining what leaked, without a prior."""
+    if known is None:
         return distance(guess, observation.gradient)
-    known = expected_evidence(model, observation, replays, inputs, targets)
     return distance.misfit(known, observation.gradient)
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What a search makes small: a function of its position, for any optimizer.
+
+    `residuals` is for optimizers that ask for it: a vector whose squared norm is the
+    objective (nearly, where a prior is no sum of squares).
+    """
+
+    total: Callable[[jax.Array], jax.Array]
+    residuals: Callable[[jax.Array], jax.Array]
+
+    def __call__(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the objective and its gradient.
+
+        Reverse over reverse: the two passes share the network's forward and backward
+        values, which a directional derivative along the residual computes twice.
+        """
+        return jax.value_and_grad(self.total)(position)
+
+    def moving(self, mask: jax.Array) -> "Objective":
+        """Returns the objective of a search in which only these coordinates move."""
+
+        def held(
+            function: Callable[[jax.Array], jax.Array],
+        ) -> Callable[[jax.Array], jax.Array]:
+            def of(position: jax.Array) -> jax.Array:
+                still = jax.lax.stop_gradient(position)
+                return function(jnp.where(mask, position, still))
+
+            return of
+
+        return Objective(held(self.total), held(self.residuals))
 
 
 def objective(
@@ -240,26 +282,39 @@ def objective(
     replays: bool,
     labels: jax.Array,
     weights: jax.Array | None = None,
-) -> ValueAndGradient:
-    """Returns the function position -> (objective, its gradient).
+) -> Objective:
+    """Returns the objective of one victim; `weights` multiply the priors, one each."""
 
-    `weights` multiply the priors, one each. Reverse over reverse: the two passes share
-    the network's forward and backward values, which a directional derivative along
-    the residual computes twice.
-    """
-
-    def penalty(position: jax.Array) -> jax.Array:
-        images = layout.images(position)
-        penalties = jnp.stack([prior(images) for prior in priors])
-        return jnp.sum(penalties if weights is None else weights * penalties)
+    def priced(known: Evidence | None) -> list[jax.Array]:
+        """Returns by what each prior is multiplied."""
+        given = jnp.ones(len(priors)) if weights is None else weights
+        unit = [
+            distance.nat(known, observation.gradient) if in_nats(prior) else 1.0
+            for prior in priors
+        ]
+        return [given[i] * unit[i] for i in range(len(priors))]
 
     def total(position: jax.Array) -> jax.Array:
-        unpacked = layout.unpack(position, labels)
-        value = misfit(distance, model, observation, replays, *unpacked)
-        value = value + penalty(position) if priors else value
+        images, targets = layout.unpack(position, labels)
+        guess, known = explained(model, observation, replays, images, targets)
+        value = misfit(distance, observation, guess, known)
+        for prior, factor in zip(priors, priced(known), strict=True):
+            value = value + factor * prior(images)
         return value.astype(position.dtype)  # whatever a part computes in
 
-    return jax.value_and_grad(total)
+    def residuals(position: jax.Array) -> jax.Array:
+        images, targets = layout.unpack(position, labels)
+        guess, known = explained(model, observation, replays, images, targets)
+        if known is None:
+            parts = distance.residuals(guess, observation.gradient)
+        else:
+            parts = distance.unexplained(known, observation.gradient)
+        for prior, factor in zip(priors, priced(known), strict=True):
+            parts.append(jnp.sqrt(factor) * of_prior(prior, images))
+        flat = jnp.concatenate([part.reshape(-1) for part in parts])
+        return flat.astype(position.dtype)
+
+    return Objective(total, residuals)
 
 
 def pixel_box(layout: Layout) -> Callable[[jax.Array], jax.Array]:

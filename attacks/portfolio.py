@@ -14,22 +14,65 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit.attacks.base import Attack, Member
-from gradaudit.attacks.distances import Distance, RelativeL2
-from gradaudit.attacks.objective import Layout, misfit
+from gradaudit.attacks.distances import RelativeL2
+from gradaudit.attacks.objective import explained, misfit
+from gradaudit.attacks.priors import Prior, Smooth, apart
+from gradaudit.attacks.turns import Verdict
 from gradaudit.errors import require
+from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.types import Knowledge, Observation
+
+
+@dataclasses.dataclass(frozen=True)
+class Plausible:
+    """How plausible an answer is to the attacker, in nats: -log p(what leaked, answer).
+
+    If the noise is told, p is its law; if not, its variance is unknown and takes its
+    likeliest value, so that the likelihood of n coordinates is n / 2 log of the misfit.
+    Below `precision`, a relative misfit is rounding. Images are smooth a priori, as
+    public data tell or, without such, as photographs are.
+    """
+
+    distance: RelativeL2 = RelativeL2(weight=1.0)
+    prior: Prior = Smooth()
+    precision: float = 1e-9
+
+    def __call__(
+        self,
+        model: Model,
+        observation: Observation,
+        inputs: jax.Array,
+        labels: jax.Array,
+        weight: jax.Array | float,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the nats, the relative misfit, and that which noise explains."""
+        replays = observation.training.local_steps > 1
+        targets = one_hot(labels, model.classes)
+        guess, known = explained(model, observation, replays, inputs, targets)
+        found = misfit(self.distance, observation, guess, known)
+        read = observation.gradient
+        if known is None:
+            size = sum(leaf.size for leaf in jax.tree.leaves(read))
+            nats = 0.5 * size * jnp.log(found + self.precision)
+            noise = jnp.zeros(())
+        else:
+            nats = found / self.distance.nat(known, read)
+            noise = self.distance.noise(known, read)
+        nats = nats + weight * self.prior(jnp.clip(inputs, 0.0, 1.0))
+        return jnp.where(jnp.isnan(nats), jnp.inf, nats), found, noise
 
 
 @dataclasses.dataclass(frozen=True)
 class Portfolio(Attack):
     """Attacks in the order in which they are asked.
 
-    `criterion` compares answers; one at or below `solved` needs nobody else.
+    `criterion` compares answers; one of a single example that leaves no more than
+    `solved` of what leaked unexplained needs nobody else.
     """
 
     members: tuple[Member, ...]
-    criterion: Distance = RelativeL2(weight=1.0)
+    criterion: Plausible = Plausible()
     solved: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -75,22 +118,25 @@ class Portfolio(Attack):
 
     def judge(
         self, model: Model, observation: Observation, inputs: Any, labels: Any
-    ) -> tuple[float, bool]:
-        """Returns the criterion's value of an answer, and whether it is solved."""
-        value = float(_judged(self.criterion, model, observation, inputs, labels))
-        return value, value <= self.solved
+    ) -> Verdict:
+        """Returns how plausible an answer is, and whether it needs nobody else."""
+        weight = apart(self.criterion.prior, observation.public)[1]
+        alone = dataclasses.replace(
+            self.criterion, prior=apart(self.criterion.prior)[0]
+        )
+        seen = dataclasses.replace(observation, public=None)
+        nats, found, noise = _judged(alone, model, seen, inputs, labels, weight)
+        exact = float(noise) == 0.0
+        return Verdict(float(nats), float(found), exact and found <= self.solved)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _judged(
-    criterion: Distance,
+    criterion: Plausible,
     model: Model,
     observation: Observation,
     inputs: Any,
     labels: Any,
-) -> jax.Array:
-    layout = Layout(inputs.shape, model.classes, searches_labels=False)
-    replays = observation.training.local_steps > 1
-    unpacked = layout.unpack(inputs.reshape(-1), labels)
-    value = misfit(criterion, model, observation, replays, *unpacked)
-    return jnp.where(jnp.isnan(value), jnp.inf, value)
+    weight: float,
+) -> Any:
+    return criterion(model, observation, inputs, labels, weight)

@@ -33,8 +33,17 @@ class Turn:
     fits: bool = True
 
 
-# Returns, of answers to these victims, how bad each is, and which need nobody else.
-Judge = Callable[[Ids, Reconstruction], tuple[NDArray[np.float64], NDArray[np.bool_]]]
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the attacker thinks of an answer, without knowing the truth."""
+
+    cost: float  # the lower, the better
+    misfit: float  # the share of what leaked that it leaves unexplained
+    solved: bool  # nobody else need be asked
+
+
+# Judges answers to these victims, one by one.
+Judge = Callable[[Ids, Reconstruction], list[Verdict]]
 
 
 def take_turns(
@@ -122,8 +131,11 @@ class _Standing:
         if not len(answered):
             return
         which = rows[answered]
-        value, solved = judge(self._wave[which], found.take(answered))
-        spread.objective[which] = value
+        verdicts = judge(self._wave[which], found.take(answered))
+        value = np.asarray([verdict.cost for verdict in verdicts])
+        solved = np.asarray([verdict.solved for verdict in verdicts])
+        misfits: Any = spread.objective
+        misfits[which] = [verdict.misfit for verdict in verdicts]
         better = value < self._value[which]
         self._value[which] = np.where(better, value, self._value[which])
         self._chosen[which] = np.where(better, index, self._chosen[which])

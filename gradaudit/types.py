@@ -79,6 +79,7 @@ class Observation:
     buffers: PyTree = dataclasses.field(default_factory=dict)  # batch-norm statistics
     labels: jax.Array | None = None  # (examples,) only if the threat hands them over
     memory: PyTree = ()  # the states of the defense that is told, if one is
+    public: HostOrDevice | None = None  # (n, *input_shape) examples of the same kind
     # What the client sent of its buffers (types 0, 1), where training moves them;
     # no defense touches them.
     sent_buffers: PyTree = dataclasses.field(default_factory=dict)

@@ -186,6 +186,7 @@ def _simulated(
         _draws(draws, victims, round_index, net),
         Knowledge.LABELS in threat.knows,
         Knowledge.DEFENSE in threat.knows,
+        Knowledge.PUBLIC_DATA in threat.knows,
     )
     about = {
         "defense": defense if isinstance(defense, str) else guard.name,
@@ -214,6 +215,7 @@ def _recorded(
         victims,
         Knowledge.LABELS in threat.knows,
         Knowledge.DEFENSE in threat.knows,
+        Knowledge.PUBLIC_DATA in threat.knows,
     )
     about = {
         "defense": plan.guard.name,

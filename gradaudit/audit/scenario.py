@@ -29,6 +29,8 @@ from gradaudit.types import Key, Leakage, Observation, PyTree, Victim
 
 _CHUNK = 32  # clients that are observed together: speed and memory, no number
 
+_PUBLIC = 256  # examples of the same kind that a threat may hand over
+
 Ids = NDArray[np.int64]
 
 
@@ -81,6 +83,7 @@ class Simulated:
         draws: int = 1,
         labels_known: bool = False,
         defense_known: bool = False,
+        public_known: bool = False,
     ) -> None:
         count, each = setting.clients, setting.examples
         if count * each > len(dataset):
@@ -100,6 +103,8 @@ class Simulated:
         self.dataset, self.count = dataset, count
         self._leakage, self._labels_known = leakage, labels_known
         self._defense_known = defense_known
+        others = order[count * each :][:_PUBLIC]  # whom nobody attacks
+        self._public = _public(dataset.inputs[others]) if public_known else None
         self._recipe = Recipe.of(model, defense, setting)
         self._population = Population.of(dataset, list(drawn))
         self.draws = np.array_split(np.arange(count), draws)
@@ -117,6 +122,7 @@ class Simulated:
         victims: int,
         labels_known: bool = False,
         defense_known: bool = False,
+        public_known: bool = False,
     ) -> Self:
         """Returns a round of a training that took place, read as it was run.
 
@@ -132,6 +138,8 @@ class Simulated:
         made.dataset, made.count = run.plan.data[0], victims
         made._key, made._leakage, made._labels_known = run.key, leakage, labels_known
         made._defense_known = defense_known
+        unseen = run.plan.data[1].inputs[:_PUBLIC]  # what nobody trains on
+        made._public = _public(unseen) if public_known else None
         made._recipe = run.training.recipe
         made._population = run.training.population
         made.draws, made._participants = [everybody[:victims]], [everybody]
@@ -192,6 +200,7 @@ class Simulated:
             sent_buffers=buffers,
             labels=labels,
             told=told,
+            public=self._public,
             memory=() if told is None else _memory(state, len(told.at_updates)),
         )
 
@@ -249,6 +258,10 @@ class Simulated:
 
 def _sent(observation: Observation) -> tuple[PyTree, PyTree]:
     return observation.sent, observation.sent_buffers
+
+
+def _public(examples: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    return examples if len(examples) else None
 
 
 def _memory(state: ServerState, transforms: int) -> PyTree:

@@ -8,8 +8,8 @@ import numpy as np
 from gradaudit.attacks import PRESETS, Matching, Victims, cpl
 from gradaudit.attacks.objective import (
     Layout,
+    Objective,
     Start,
-    ValueAndGradient,
     layout_of,
     objective,
 )
@@ -74,7 +74,7 @@ QUICK = quick(cpl(), 12)
 
 def objective_of(
     matching: Matching, model: Model, observation: Observation, labels: jax.Array
-) -> tuple[Layout, ValueAndGradient]:
+) -> tuple[Layout, Objective]:
     """Returns the layout and the objective that this attack has for one victim."""
     replays = matching.replays(observation.training)
     start = Start(matching.init, matching.labels, ordered=replays)

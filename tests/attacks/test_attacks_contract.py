@@ -11,6 +11,7 @@ import pytest
 from gradaudit.attacks import PRESETS, Victims, cpl
 from gradaudit.attacks.objective import objective
 from gradaudit.attacks.presets import parse
+from gradaudit.attacks.priors import in_nats
 from gradaudit.data import load_dataset
 from gradaudit.errors import InputError
 from gradaudit.models.gradients import one_hot
@@ -108,7 +109,10 @@ def test_the_gradient_of_the_objective_is_its_gradient(name):
             return jax.jvp(loss, (observation.params,), (residual,))[1]
 
         def penalty(z):
-            return sum((p(layout.images(z)) for p in matching.priors), 0.0 * z[0])
+            nat = matching.distance.nat(None, observation.gradient)
+            units = [nat if in_nats(prior) else 1.0 for prior in matching.priors]
+            pairs = zip(units, matching.priors, strict=True)
+            return sum((u * p(layout.images(z)) for u, p in pairs), 0.0 * z[0])
 
         extra, slope = jax.value_and_grad(penalty)(where)
         return value + extra, jax.grad(directional)(where) + slope
@@ -308,6 +312,7 @@ def test_an_observation_has_no_room_for_the_truth():
         "sent_buffers",
         "labels",  # only if the threat grants them
         "memory",
+        "public",  # examples of the same kind, to an aware adversary
         "leakage",
         "training",
         "told",  # the defense, to an aware adversary

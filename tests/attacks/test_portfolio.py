@@ -9,7 +9,7 @@ import pytest
 import gradaudit as ga
 from gradaudit.attacks import Adam, Analytic, Attack, Matching, Stop, cpl, turns
 from gradaudit.attacks.base import Member, run
-from gradaudit.attacks.distances import Cosine, RelativeL2
+from gradaudit.attacks.distances import Cosine
 from gradaudit.attacks.portfolio import Portfolio
 from gradaudit.errors import InputError
 from gradaudit.types import Reconstruction, Status
@@ -122,13 +122,24 @@ def test_nobody_who_found_nothing_is_chosen():
 
 
 def test_the_criterion_is_free_of_scale():
-    model, victims, _ = digit_victims()
+    model, victims, digits = digit_victims()
     made = portfolio(QUICK)
     one = victims.observe(np.zeros(1, np.int64)).first()
-    guess, label = np.full((1, 8, 8, 1), 0.5, np.float32), np.zeros(1, np.int32)
-    value, solved = made.judge(model, one, guess, label)
-    assert 1e-3 < value < 1e3 and not solved
-    assert made.criterion == RelativeL2(weight=1.0)
+    guess, label = np.full((1, 8, 8, 1), 0.5, np.float32), digits.labels[:1]
+    verdicts = [
+        made.judge(
+            model,
+            dataclasses.replace(
+                one, sent=jax.tree.map(lambda leaf, f=f: f * leaf, one.sent)
+            ),
+            picture,
+            label,
+        )
+        for picture, f in ((guess, 1.0), (digits.inputs[:1], 1.0), (0 * guess, 1e6))
+    ]
+    assert 1e-3 < verdicts[0].misfit < 1e3 and not verdicts[0].solved
+    assert verdicts[1].solved and verdicts[1].cost < verdicts[0].cost
+    assert verdicts[2].misfit == pytest.approx(1.0, abs=1e-3)
 
 
 def test_strongest_lists_its_members_and_is_cheap_where_it_is_easy(tmp_path):

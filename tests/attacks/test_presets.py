@@ -9,7 +9,7 @@ import gradaudit as ga
 from gradaudit.attacks import PRESETS, Adam, Matching
 from gradaudit.attacks.lbfgs import Clock
 from gradaudit.attacks.presets import parse
-from gradaudit.audit.attack import _attack
+from gradaudit.audit.attack import chosen_attack
 from gradaudit.errors import InputError
 from tests.attacks.attack_cases import MATCHING
 
@@ -34,17 +34,21 @@ def test_iterations_given_apart_build_the_same_attack(name, iterations):
     inside = parse(f"{name}:iterations={iterations}")
     assert parse(name, iterations=iterations) == inside
     assert parse(f"{name}:iterations=7", iterations=iterations) == inside
-    assert _attack(name, iterations, None) == inside
+    assert chosen_attack(name, iterations, None) == inside
     assert inside.stop.iterations == iterations
     # ... and so does an object of it, told its budget later.
     assert PRESETS[name].make().within(iterations) == inside
-    assert _attack(PRESETS[name].make(), iterations, None) == inside
+    assert chosen_attack(PRESETS[name].make(), iterations, None) == inside
 
 
 @pytest.mark.parametrize("name", MATCHING)
 def test_restarts_given_apart_build_the_same_attack(name):
     inside = parse(f"{name}:restarts=3")
-    assert parse(name, restarts=3) == inside == _attack(PRESETS[name].make(), None, 3)
+    assert (
+        parse(name, restarts=3)
+        == inside
+        == chosen_attack(PRESETS[name].make(), None, 3)
+    )
 
 
 @pytest.mark.parametrize("iterations", [16, 40])
