@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import gradaudit.audit.attack
+import gradaudit.audit.scenario  # noqa: F401 - before what they import is replaced
 from gradaudit import files
 from gradaudit.audit import tensor_files, training_plan
 from gradaudit.cli import account, console
