@@ -12,6 +12,10 @@ class InputError(ValueError):
     """A value that the caller gave can't be used; the message says why."""
 
 
+class LostProcess(RuntimeError):
+    """A process that took part in the work is gone; the message says what to do."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raises `InputError(message)` unless the condition holds."""
     if not condition:

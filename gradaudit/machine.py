@@ -4,12 +4,17 @@ import functools
 import os
 import pathlib
 import platform
+import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from gradaudit.errors import InputError, require
 
 CACHE_VARIABLE = "GRADAUDIT_CACHE"  # a folder, or `off`
 
@@ -34,6 +39,125 @@ def configure() -> None:
             settings.update("jax_num_cpu_devices", core_count())
         except RuntimeError:
             return  # the caller has used jax already: keep its devices
+
+
+# Variables that are there when a cluster has started several processes, and the one
+# that says how many (if any does): jax knows how to read the rest.
+_CLUSTERS = {
+    "SLURM_STEP_NODELIST": "SLURM_NTASKS",
+    "OMPI_MCA_orte_hnp_uri": "OMPI_COMM_WORLD_SIZE",
+    "JOB_COMPLETION_INDEX": None,  # a Kubernetes job
+    "TPU_WORKER_HOSTNAMES": None,
+    "MEGASCALE_COORDINATOR_ADDRESS": None,
+}
+
+
+def join(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+) -> None:
+    """Joins the processes that share one attack; before the first computation.
+
+    Without arguments this is what the cluster says that started the processes (SLURM,
+    Open MPI, Kubernetes, TPU pods), and nothing where there is none.
+    """
+    given = (coordinator, processes, process)
+    if given == (None, None, None):
+        if jax.distributed.is_initialized() or not _in_cluster():
+            return
+    else:
+        _check_processes(coordinator, processes, process)
+    if given != (None, None, None) and processes == 1:
+        return
+    settings: Any = jax.config
+    # Who is left says in words that another process died, in place of an abort.
+    settings.update("jax_enable_recoverability", True)
+    # Else jax takes SIGTERM for itself, and the run can't be ended by it.
+    settings.update("jax_enable_preemption_service", False)
+    waiting = threading.Timer(_PATIENCE, _nobody_came)
+    waiting.daemon = True
+    waiting.start()
+    try:
+        jax.distributed.initialize(
+            *given,
+            cluster_detection_method="deactivate" if processes else None,
+            initialization_timeout=2 * _PATIENCE,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            f"the processes can't be brought together: {error}{_TOGETHER}"
+        ) from None
+    finally:
+        waiting.cancel()
+
+
+def _nobody_came() -> None:
+    """Ends this process in words; jax would abort it."""
+    print(
+        f"incomplete: not all processes came within {_PATIENCE} s{_TOGETHER}",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(3)
+
+
+_TOGETHER = (
+    "; start all of them together, with the same --coordinator, a free port of process "
+    "0's machine that the others can reach"
+)
+_PATIENCE = 120  # seconds until the last process must have been started
+_LAST = 1.0  # seconds that process 0 stays after everybody has said that it is done
+
+
+def _in_cluster() -> bool:
+    for sign, size in _CLUSTERS.items():
+        if sign in os.environ and (size is None or os.environ.get(size, "1") != "1"):
+            return True
+    return False
+
+
+def _check_processes(
+    coordinator: str | None, processes: int | None, process: int | None
+) -> None:
+    require(
+        coordinator is not None and processes is not None and process is not None,
+        "several processes need all of --coordinator HOST:PORT, --processes N and "
+        "--process 0..N-1",
+    )
+    assert coordinator is not None and processes is not None and process is not None
+    host, _, port = coordinator.rpartition(":")
+    require(
+        bool(host) and port.isdecimal() and 0 < int(port) < 2**16,
+        f"--coordinator must be HOST:PORT, got {coordinator!r}",
+    )
+    require(processes >= 1, f"--processes must be at least 1, got {processes}")
+    require(
+        0 <= process < processes,
+        f"--process must lie in 0..{processes - 1}, got {process}",
+    )
+
+
+def leave() -> None:
+    """Leaves the processes again; process 0 goes last, or jax aborts the others."""
+    if jax.distributed.is_initialized():
+        time.sleep(_LAST if jax.process_index() == 0 else 0)
+        jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+
+
+def joined() -> tuple[int, int, Any]:
+    """Returns (index, count, store) of the processes that share this run.
+
+    The store of keys and values is jax's coordination service; None where this
+    process is alone.
+    """
+    if not jax.distributed.is_initialized():
+        return 0, 1, None
+    # The store has no public name; orbax and others read it there, too.
+    from jax._src import distributed
+
+    client = distributed.global_state.client
+    return jax.process_index(), jax.process_count(), client
 
 
 def core_count() -> int:

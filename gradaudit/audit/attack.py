@@ -8,13 +8,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from gradaudit import files, machine
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
 from gradaudit.audit.attacking import Attacking, Run, Tell
-from gradaudit.audit.kept import Kept
+from gradaudit.audit.kept import Kept, fingerprint
 from gradaudit.audit.outcome import AttackResult
+from gradaudit.audit.processes import Processes
 from gradaudit.audit.scenario import Simulated
 from gradaudit.audit.threat import Threat
 from gradaudit.audit.training_plan import recorded_round
@@ -60,6 +62,9 @@ def attack(
 ) -> AttackResult:
     """Attacks victims drawn from a dataset and reports what was rebuilt.
 
+    In several processes (`gradaudit.machine.join`, or jax.distributed) that call this
+    alike, each attacks a part: process 0 returns the whole, the others their own part.
+
     Args:
       type: 2 reads per-example gradients, 1 a client's update at the client, 0 at
         the server.
@@ -92,38 +97,54 @@ def attack(
     asked = {k: v for k, v in locals().items() if k not in _NO_NUMBERS}
     machine.configure()
     began = time.perf_counter()
-    _check_numbers(victims, success_rmse, round, seed, slots)
-    chosen = chosen_attack(method, iterations, restarts)
-    adversary = Threat.parse(threat, _leakage(type))
-    adversary.check(chosen)
-    data_key, attack_key = jax.random.split(jax.random.key(seed))
-    if run is not None:
-        require(draws in (None, 1), "a recorded training has one network: draws is 1")
-        built = _recorded(pathlib.Path(run), round, victims, chosen, adversary)
-    else:
-        built = _simulated(
-            data_key, dataset, model, defense, batch_size, local_steps, round, victims,
-            draws, chosen, adversary,
-        )  # fmt: skip
-    built.about.update(
-        type=type,
-        method=method if isinstance(method, str) else "custom",
-        model=built.model.name,
-        round=round,
-        victims=victims,
-        iterations=chosen.iterations,
-        restarts=chosen.restarts,
-        members=[member.name for member in chosen.members],
-        success_rmse=success_rmse,
-        seed=seed,
-    )
-    spec, kept = Spec.of("attack", **asked), Kept(keep)
-    with contextlib.ExitStack() as held:
-        if keep is not None:
+    processes = Processes.joined()
+    kept = Kept(*((keep, None) if processes.leads else (None, processes.send)))
+    with processes.together(kept.take), contextlib.ExitStack() as held:
+        _check_numbers(victims, success_rmse, round, seed, slots)
+        chosen = chosen_attack(method, iterations, restarts)
+        adversary = Threat.parse(threat, _leakage(type))
+        adversary.check(chosen)
+        data_key, attack_key = jax.random.split(jax.random.key(seed))
+        if run is not None:
+            require(
+                draws in (None, 1), "a recorded training has one network: draws is 1"
+            )
+            built = _recorded(pathlib.Path(run), round, victims, chosen, adversary)
+        else:
+            built = _simulated(
+                data_key, dataset, model, defense, batch_size, local_steps, round,
+                victims, draws, chosen, adversary,
+            )  # fmt: skip
+        built.about.update(
+            type=type,
+            method=method if isinstance(method, str) else "custom",
+            model=built.model.name,
+            round=round,
+            victims=victims,
+            iterations=chosen.iterations,
+            restarts=chosen.restarts,
+            members=[member.name for member in chosen.members],
+            success_rmse=success_rmse,
+            seed=seed,
+        )
+        spec = Spec.of("attack", **asked)
+        if keep is not None and processes.leads:
             held.enter_context(files.one_run_in(pathlib.Path(keep)))
             kept.open(spec, _content(built, slots), overwrite)
-        attacking = Attacking(built, spec, began, kept, progress)
+        mine = _part(processes, kept, built, spec, slots)
+        attacking = Attacking(built, spec, began, kept, progress, processes, mine)
         return attacking.run(attack_key, slots)
+
+
+def _part(
+    processes: Processes, kept: Kept, run: Run, spec: Spec, slots: int | None
+) -> NDArray[np.int64]:
+    """Returns whom this process attacks: its part of those that are not finished."""
+    several = processes.count > 1
+    name = fingerprint(spec, _content(run, slots)) if several else ""
+    done = processes.agree(name, kept.finished)
+    waiting = [i for i in range(run.scenario.count) if i not in done]
+    return processes.part(np.asarray(waiting, np.int64))
 
 
 def _content(run: Run, slots: int | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
 from gradaudit.audit.kept import Finished, Kept
 from gradaudit.audit.outcome import AttackResult, Picture
+from gradaudit.audit.processes import Processes
 from gradaudit.audit.scenario import Group, Scenario
 from gradaudit.audit.scores import Evaluator, Score
 from gradaudit.audit.threat import Threat, remarks
@@ -50,11 +51,21 @@ class Attacking:
     """Runs the attack draw by draw, and puts what came out into a result."""
 
     def __init__(
-        self, run: Run, spec: Spec, began: float, kept: Kept, progress: Tell | None
+        self,
+        run: Run,
+        spec: Spec,
+        began: float,
+        kept: Kept,
+        progress: Tell | None,
+        processes: Processes | None = None,
+        mine: NDArray[np.int64] | None = None,
     ) -> None:
         self._run, self._spec, self._progress = run, spec, progress
         self._clock = _Clock(began)
-        self._kept = kept
+        self._kept, self._processes = kept, processes or Processes()
+        everybody = set(range(run.scenario.count)) - set(kept.finished)
+        # Whom this process attacks: all who are not finished, if it is alone.
+        self._mine = everybody if mine is None else set(mine.tolist())
         self._cut: dict[int, Finished] = {}  # begun, and ended from outside
 
     def run(self, key: Key, slots: int | None) -> AttackResult:
@@ -68,7 +79,8 @@ class Attacking:
                 interrupted = self._attack(key, draw, group, slots)
             except KeyboardInterrupt:
                 interrupted = True
-        if not self._kept.finished and not self._cut:
+        interrupted = self._gather(interrupted)
+        if interrupted and not self._kept.finished and not self._cut:
             raise KeyboardInterrupt("interrupted before the first victim was attacked")
         return self._result(notes, interrupted)
 
@@ -85,7 +97,7 @@ class Attacking:
     def _attack(self, key: Key, draw: int, group: Group, slots: int | None) -> bool:
         """Attacks the victims of one draw; returns whether it was interrupted."""
         run, done = self._run, self._kept.finished
-        remaining = np.flatnonzero([int(i) not in done for i in group.ids])
+        remaining = np.flatnonzero([int(i) in self._mine for i in group.ids])
         if not len(remaining):
             return False
         evaluator = Evaluator(
@@ -97,14 +109,13 @@ class Attacking:
             -(-PICTURED // len(run.scenario.draws)),
             tuple(member.name for member in run.attack.members),
         )
-        before, total = len(done), run.scenario.count * run.attack.restarts
+        running = {int(group.ids[row]) for row in remaining}
 
         def watch(snapshot: Snapshot) -> None:
             self._clock.tick()
             evaluator.watch(snapshot)
-            if self._progress is not None:
-                ended = before * run.attack.restarts + snapshot.finished
-                self._progress(ended, total)
+            self._processes.listen()
+            self._tell(running, snapshot.finished)
 
         def keep(rows: NDArray[np.int64], handed_in: Reconstruction) -> None:
             self._clock.tick()
@@ -127,6 +138,25 @@ class Attacking:
                 self._cut[each.score.victim] = each
         return interrupted or is_cut_short(rebuilt)
 
+    def _gather(self, interrupted: bool) -> bool:
+        """Waits for the other processes; returns whether the run was interrupted."""
+        if not interrupted:
+            try:
+                self._processes.wait(lambda: self._tell(set(), 0))
+            except KeyboardInterrupt:
+                interrupted = True
+        if interrupted:
+            self._processes.stop()
+        return interrupted
+
+    def _tell(self, running: set[int], ended: int) -> None:
+        """Tells how many trials are done: of victims that run, and of the finished."""
+        if self._progress is not None:
+            restarts = self._run.attack.restarts
+            others = sum(victim not in running for victim in self._kept.finished)
+            total = self._run.scenario.count * restarts
+            self._progress(others * restarts + ended, total)
+
     def _result(self, notes: list[str], interrupted: bool) -> AttackResult:
         run, about = self._run, self._run.about
         everybody = self._cut | self._kept.finished
@@ -147,9 +177,13 @@ class Attacking:
             guess=_guess(run, private, scores),
             timing=self._clock.timing(len(scores), self._kept.earlier),
             accounting=_accounting(run),
-            limitations=[*notes, *_limitations(run, interrupted)],
+            limitations=[
+                *notes,
+                *_limitations(run, interrupted),
+                *self._processes.limitations,
+            ],
             members=[row.members for row in rows],
-            inputs=np.stack([row.inputs for row in rows]),
+            inputs=np.stack([row.inputs for row in rows]) if rows else private,
             truth=private,
             pictures=[
                 Picture(
@@ -184,6 +218,8 @@ def _finished(
 
 def _guess(run: Run, truth: Any, scores: list[Score]) -> metrics.Rate:
     """Returns the best rate of guesses that never saw a gradient."""
+    if not scores:
+        return metrics.rate(0, 0)
     labels = np.asarray([score.labels for score in scores])
     data = run.scenario.dataset
     errors = metrics.guessing_rmse(truth, labels, data.inputs, data.labels)

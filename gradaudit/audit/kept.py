@@ -16,7 +16,7 @@ import pathlib
 import zipfile
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,10 +47,18 @@ class Finished:
 
 
 class Kept:
-    """The finished victims of one attack in a folder, or (None) in memory only."""
+    """The finished victims of one attack in a folder, or (None) in memory only.
 
-    def __init__(self, folder: pathlib.Path | str | None) -> None:
+    `send` hears of every line that is added here.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path | str | None,
+        send: Callable[[list[str]], None] | None = None,
+    ) -> None:
         self._path = None if folder is None else pathlib.Path(folder) / VICTIMS
+        self._send = send
         self.finished: dict[int, Finished] = {}
         self.earlier = 0.0  # seconds that went into them in runs before this one
 
@@ -62,7 +70,8 @@ class Kept:
         """
         if self._path is None:
             return
-        name = _fingerprint(spec, content)
+        _require_described(spec, content)
+        name = fingerprint(spec, content)
         if self._path.exists() and not overwrite:
             self._read(name)
             return
@@ -74,10 +83,22 @@ class Kept:
 
     def add(self, finished: Sequence[Finished], seconds: float) -> None:
         """Keeps victims that have finished; `seconds` went into this run so far."""
-        if self._path is not None and finished:
+        if finished and (self._path is not None or self._send is not None):
             lines = [_line(each, self.earlier + seconds) for each in finished]
-            files.append_lines(self._path, lines)
+            if self._path is not None:
+                files.append_lines(self._path, lines)
+            if self._send is not None:
+                self._send(lines)
         self.finished |= {each.score.victim: each for each in finished}
+
+    def take(self, lines: list[str]) -> None:
+        """Keeps victims that another process has finished and sent."""
+        if self._path is not None:
+            files.append_lines(self._path, lines)
+        for line in lines:
+            found = _finished(_parsed(line.encode()))
+            if found is not None:
+                self.finished[found.score.victim] = found
 
     def _read(self, name: str) -> None:
         """Takes the records of this attack; raises if they are another's."""
@@ -97,17 +118,18 @@ class Kept:
                 self.earlier = max(self.earlier, float(record.get("seconds", 0.0)))
 
 
-def _fingerprint(spec: Spec, content: dict[str, Any]) -> str:
-    """Returns what must be equal for two attacks to be the same one.
-
-    Raises for what plain data can't tell apart: an object that can't be described.
-    """
+def _require_described(spec: Spec, content: dict[str, Any]) -> None:
+    """Raises for what plain data can't tell apart: an object that isn't described."""
     for name, value in spec.arguments.items():
         said = value.get("undescribed") if isinstance(value, dict) else None
         require(
             said is None or name in content,
             f"finished victims can't be kept: {name} is not plain data. {said}",
         )
+
+
+def fingerprint(spec: Spec, content: dict[str, Any]) -> str:
+    """Returns what must be equal for two attacks to be the same one."""
     identity = {"spec": spec.plain(), **content}
     text = json.dumps(files.finite(identity), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

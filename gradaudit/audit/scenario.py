@@ -161,7 +161,7 @@ class Simulated:
         """Returns the private data, stacked: for evaluators only."""
         clients = np.concatenate(self.draws)[ids]
         parts = []
-        for start in range(0, len(clients), _CHUNK):
+        for start in range(0, max(len(clients), 1), _CHUNK):
             chunk = clients[start : start + _CHUNK]
             padded = np.resize(chunk, _CHUNK)  # one shape, one trace
             private = self._private(padded)

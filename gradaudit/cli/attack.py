@@ -1,7 +1,9 @@
 """`gradaudit attack`: rebuild private data from what leaks."""
 
+import contextlib
 import pathlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -25,6 +27,8 @@ gradaudit attack --run runs/mnist --round 16 --type 1
 gradaudit attack --defense fed-cdp:clip=4,sigma=6 --max-asr 0.05 --victims auto
 
 gradaudit attack --captured recorded/ --model mine.py:build --truth batch.npz
+
+gradaudit attack --victims 64 --coordinator host0:9911 --processes 4 --process 0
 
 Exit codes: 0 done (gate held), 1 gate broken, 2 bad input, 3 inconclusive, 70 a bug,
 130 interrupted (what was done by then is written).
@@ -58,6 +62,9 @@ def attack(
     success_rmse: options.SuccessRmse = 0.1,
     seed: options.Seed = 0,
     slots: options.Slots = None,
+    coordinator: options.Coordinator = None,
+    processes: options.ProcessCount = None,
+    process: options.ProcessIndex = None,
     out_folder: options.Out = DEFAULT_FOLDER,
     overwrite: options.Overwrite = False,
     max_asr: options.MaxAsr = None,
@@ -80,7 +87,8 @@ def attack(
             asked = _of_victims(context)
             # A plug-in of the command line may run, and one of a file with --trust.
             with without_plug_ins(unless=run is None or trust):
-                report = attack_and_save(asked, out_folder, as_json, overwrite)
+                several = (coordinator, processes, process)
+                report = attack_and_save(asked, out_folder, as_json, overwrite, several)
         finish(report, max_asr)
 
 
@@ -129,7 +137,10 @@ _OF_CAPTURED = (
     "truth", "candidates", "place", "learning_rate", "pictures",
 )  # fmt: skip
 # What the captured updates decide themselves.
-_NOT_CAPTURED = ("type_", "dataset", "draws", "round_", "run", "trust")
+_NOT_CAPTURED = (
+    *("type_", "dataset", "draws", "round_", "run", "trust"),
+    *("coordinator", "processes", "process"),
+)
 
 
 def _count(victims: str) -> int:
@@ -142,9 +153,22 @@ def _count(victims: str) -> int:
 
 
 def attack_and_save(
-    asked: dict[str, Any], folder: pathlib.Path, as_json: bool, overwrite: bool = False
+    asked: dict[str, Any],
+    folder: pathlib.Path,
+    as_json: bool,
+    overwrite: bool = False,
+    several: tuple[str | None, int | None, int | None] = (None, None, None),
 ) -> dict[str, Any]:
     """Runs the attack with a bar, writes and shows the result; returns it."""
+    with _together(several, "max_asr" in asked) as leads:
+        if not leads:
+            _attack_a_part(asked)
+        return _attack_and_save(asked, folder, as_json, overwrite)
+
+
+def _attack_and_save(
+    asked: dict[str, Any], folder: pathlib.Path, as_json: bool, overwrite: bool
+) -> dict[str, Any]:
     console.ready_folder(folder)
     with console.progress_bar("compiling", asked.get("victims")) as tell:
         from gradaudit.audit.attack import attack as attack_once
@@ -201,6 +225,40 @@ def captured_and_save(
     withheld = "" if asked["pictures"] else "; the pictures are withheld (--pictures)"
     console.out.print(f"written to {folder}/{withheld}", markup=False)
     return report
+
+
+@contextlib.contextmanager
+def _together(
+    several: tuple[str | None, int | None, int | None], until_clear: bool
+) -> Iterator[bool]:
+    """Joins the other processes, if any; yields whether this one is process 0."""
+    from gradaudit import machine
+
+    machine.configure()
+    machine.join(*several)
+    try:
+        index, count, _ = machine.joined()
+        require(
+            count == 1 or not until_clear,
+            "--victims auto needs the answers of one batch to choose the next: give a "
+            "number of victims to several processes",
+        )
+        yield index == 0
+    finally:
+        machine.leave()
+
+
+def _attack_a_part(asked: dict[str, Any]) -> NoReturn:
+    """Attacks the victims of a process that isn't 0, and ends."""
+    with console.progress_bar("compiling") as tell:
+        from gradaudit.audit.attack import attack as attack_once
+
+        result = attack_once(
+            **asked, progress=lambda done, total: tell("attacking", done, total)
+        )
+    done = f"{len(result.scores)} victims were attacked here: process 0 has the result"
+    console.err.print(done)
+    raise typer.Exit(console.EXIT_INTERRUPTED if result.interrupted else 0)
 
 
 def finish(report: dict[str, Any], max_asr: float | None) -> None:

@@ -22,7 +22,7 @@ from rich.markup import escape
 
 from gradaudit import files
 from gradaudit._version import __version__
-from gradaudit.errors import InputError, unknown_name
+from gradaudit.errors import InputError, LostProcess, unknown_name
 from gradaudit.report.fitting import fitted
 
 EXIT_GATE_BROKEN = 1
@@ -178,8 +178,9 @@ def errors_in_words() -> Iterator[None]:
     """Turns whatever goes wrong into words and the exit code that it has.
 
     A user's mistake is 2, and so is what the machine refuses (no space, no memory, a
-    plug-in that ends the program); Ctrl-C and SIGTERM are 130, and what nobody foresaw
-    is 70, with the traceback in a file: 1 is for a gate that is broken, nothing else.
+    plug-in that ends the program); a process that was lost leaves no answer, 3; Ctrl-C
+    and SIGTERM are 130, and what nobody foresaw is 70, with the traceback in a file: 1
+    is for a gate that is broken, nothing else.
     Whatever is printed by others meanwhile goes to stderr.
     """
     with _termination_is_an_interrupt(), _only_we_print(), _held:
@@ -187,6 +188,8 @@ def errors_in_words() -> Iterator[None]:
             yield
         except InputError as error:
             _end("[bold red]error:[/]", str(error), EXIT_BAD_INPUT)
+        except LostProcess as error:
+            _end("[bold red]incomplete:[/]", str(error), EXIT_INCONCLUSIVE)
         except KeyboardInterrupt as stop:
             err.print(f"[yellow]{escape(str(stop)) or 'interrupted'}[/]")
             raise typer.Exit(EXIT_INTERRUPTED) from None

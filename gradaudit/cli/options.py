@@ -265,6 +265,33 @@ Slots = Annotated[
         help="Victims per device at a time (speed only).", rich_help_panel=_SEARCH
     ),
 ]
+_MANY = "Many machines"
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where process 0 listens: victims are cut over processes that are started "
+        "with the same command, each with its own --process.",
+        rich_help_panel=_MANY,
+    ),
+]
+ProcessCount = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        help="How many there are (default: as SLURM, Open MPI, Kubernetes or a TPU pod "
+        "say, or 1).",
+        rich_help_panel=_MANY,
+    ),
+]
+ProcessIndex = Annotated[
+    int | None,
+    typer.Option(
+        "--process",
+        help="Which one this is, from 0; 0 writes the result.",
+        rich_help_panel=_MANY,
+    ),
+]
 MaxAsr = Annotated[
     float | None,
     typer.Option(help="Gate: fail (exit 1) if the success rate is above this."),
