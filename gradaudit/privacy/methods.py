@@ -1,9 +1,13 @@
 """The composition methods. A method is what a step costs, and what the costs sum to.
 
-Papers: base, advanced, optimal composition, zCDP and the moments accountant as in
-Wei & Liu 2022, section III.B, which dp-accounting does not have as printed; the Renyi
-accountant with the improved conversion of Canonne, Kamath & Steinke 2020, Proposition
-12, which it has for one sum at a time, not for the sums after every step.
+Five are kept because the papers print their numbers (Wei & Liu 2022, section III.B) and
+dp-accounting has other ones. At sigma = 6, q = 0.01, 10,000 steps and delta = 1e-5:
+base (123.5), advanced (7.458) and optimal composition (6.740) are the printed closed
+forms, for any schedule; its `advanced_composition` is for equal steps within one total
+delta, and has no answer here. zCDP is 1.159 as printed, 0.950 from its ZCDpEvent. The
+moments accountant's classic conversion gives 0.823, its RdpAccountant 0.659 at the same
+orders. The Renyi method is that one (0.659; Canonne, Kamath & Steinke 2020, Proposition
+12), written for the sums after every step, which it has one at a time.
 """
 
 import dataclasses
