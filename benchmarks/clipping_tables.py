@@ -13,6 +13,7 @@ from gradaudit.benchmarks.papers import published
 from gradaudit.benchmarks.suite import (
     Benchmark,
     Cell,
+    Entry,
     Measured,
     Row,
     Scale,
@@ -40,6 +41,7 @@ _SMALL_CLIPS = {
     ("cifar10", Semantics.LOT): (4.0,),
 }
 _SMALL_TABULAR = (0.1, 1.0, 4.0, 32.0)
+_BLANK = Entry()
 _SIGMAS = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)
 _SMALL_SIGMAS = {"mnist": (0.5, 2.0, 6.0), "cifar10": (6.0,)}
 
@@ -145,7 +147,7 @@ def _federated_rows(measured: Measured, scale: Scale, reading: Semantics) -> lis
             federated(name, "none", scale, 0).name,
             table["rows"][name]["none"],
         )
-        rows.append([name, "none", plain, *["–"] * (len(_CLIPS) - 1)])
+        rows.append([name, "none", plain, *[_BLANK] * len(_CLIPS)])
         for method in FEDERATED:
             printed = table["rows"][name][method]
             entries = [
@@ -156,7 +158,7 @@ def _federated_rows(measured: Measured, scale: Scale, reading: Semantics) -> lis
                 )
                 for clip in _CLIPS
             ]
-            rows.append([name, method, *entries])
+            rows.append([name, method, _BLANK, *entries])
     return rows
 
 
@@ -168,7 +170,7 @@ def _central_rows(measured: Measured, scale: Scale) -> list[Row]:
         plain = accuracy(
             measured, central("none", name, scale, 0).name, known.get("none")
         )
-        rows.append([name, "none", plain, *["–"] * (len(table["columns"]) - 1)])
+        rows.append([name, "none", plain, *[_BLANK] * len(table["columns"])])
         for method in DYNAMIC:
             printed = known.get(method, [None] * len(table["columns"]))
             entries = [
@@ -177,19 +179,17 @@ def _central_rows(measured: Measured, scale: Scale) -> list[Row]:
                 )
                 for clip, value in zip(table["columns"], printed, strict=True)
             ]
-            rows.append([name, method, *entries])
+            rows.append([name, method, _BLANK, *entries])
     written = accuracy(measured, central("as written", "mnist", scale, 0).name)
-    if scale is not Scale.SMOKE:
-        blank = ["–"] * 2
-        rows.append(["mnist", "dp-baseline, noise as written", *blank, written, *blank])
-        rows[-1].append("–")
+    at_four = [written if clip == 4 else _BLANK for clip in table["columns"]]
+    rows.append(["mnist", "dp-baseline, noise as written", _BLANK, *at_four])
     return rows
 
 
 def clipping_tables(measured: Measured, scale: Scale) -> list[Table]:
     """Returns the published tables, the federated one for each reading."""
-    heads = ["data", "defense", *(f"C={clip:g}" for clip in _CLIPS)]
-    central_heads = ["data", "defense", *(f"C={c:g}" for c in _CLIPS[2:])]
+    heads = ["data", "defense", "no bound", *(f"C={clip:g}" for clip in _CLIPS)]
+    central_heads = [*heads[:3], *(f"C={clip:g}" for clip in _CLIPS[2:])]
     return [
         *(
             Table(
