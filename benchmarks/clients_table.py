@@ -4,6 +4,8 @@ Wei et al. 2023, Table 4; Wei et al. 2021, Table II. A second table holds what t
 noise may mean: text, formulas and released code differ.
 """
 
+import dataclasses
+
 from gradaudit.benchmarks.papers import published
 from gradaudit.benchmarks.suite import (
     Benchmark,
@@ -50,18 +52,21 @@ def defense_of(method: str, setting: Setting) -> str:
     return f"{method}:rounds={setting.rounds}" if decays else method
 
 
-def _cell(method: str, scale: Scale, seed: int, clients: int, share: float) -> Cell:
-    name, setting = dataset(scale), sizes(dataset(scale), scale)
+def _at(defense: str, scale: Scale, seed: int, clients: int, share: float) -> Cell:
+    """Returns the training at one column; the cell's name begins with it."""
     taking = {"clients": clients, "clients_per_round": round(clients * share)}
-    return federated(name, defense_of(method, setting), scale, seed, **taking)
+    cell = federated(dataset(scale), defense, scale, seed, **taking)
+    return dataclasses.replace(cell, name=f"N={clients}, {share:.0%}: {defense}")
+
+
+def _cell(method: str, scale: Scale, seed: int, clients: int, share: float) -> Cell:
+    defense = defense_of(method, sizes(dataset(scale), scale))
+    return _at(defense, scale, seed, clients, share)
 
 
 def _meaning(method: str, semantics: Semantics, scale: Scale, seed: int) -> Cell:
-    clients, share = _COLUMNS[scale][0]
-    setting = sizes(dataset(scale), scale)
-    taking = {"clients": clients, "clients_per_round": round(clients * share)}
-    text = noised(method, setting, semantics)
-    return federated(dataset(scale), text, scale, seed, **taking)
+    text = noised(method, sizes(dataset(scale), scale), semantics)
+    return _at(text, scale, seed, *_COLUMNS[scale][0])
 
 
 def cells(scale: Scale, seed: int) -> list[Cell]:

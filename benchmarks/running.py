@@ -3,7 +3,7 @@
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gradaudit import files
 from gradaudit.benchmarks.logbook import Record, finished_cells
@@ -30,7 +30,7 @@ def run_benchmark(
     seed: int,
     folder: pathlib.Path,
     *,
-    only: str | None = None,
+    only: Sequence[str] = (),
     overwrite: bool = False,
     tell: Tell = quiet,
     say: Say = lambda line: None,
@@ -62,19 +62,26 @@ def run_benchmark(
         return record
 
 
-def _only(cells: list[Cell], text: str | None) -> list[Cell]:
-    """Returns the cells whose names contain the text; raises if none does."""
-    chosen = [cell for cell in cells if text is None or text in cell.name]
-    if cells and not chosen:
-        raise unknown_name("text of a cell's name", str(text), (c.name for c in cells))
-    return chosen
+def _only(cells: list[Cell], texts: Sequence[str]) -> list[Cell]:
+    """Returns the cells of these names, or with these texts in their names.
+
+    No texts mean all cells; a text that is in no name raises in words.
+    """
+    wanted: set[str] = set() if texts else {cell.name for cell in cells}
+    for text in texts:
+        named = {cell.name for cell in cells if cell.name == text}
+        named = named or {cell.name for cell in cells if text in cell.name}
+        if cells and not named:
+            raise unknown_name("text of a cell's name", text, (c.name for c in cells))
+        wanted |= named
+    return [cell for cell in cells if cell.name in wanted]
 
 
 def selected(
     benchmark: Benchmark,
     scale: Scale,
     seed: int,
-    only: str | None = None,
+    only: Sequence[str] = (),
     folder: pathlib.Path | None = None,
 ) -> list[Cell]:
     """Returns the cells that a run would measure: those that a folder lacks."""

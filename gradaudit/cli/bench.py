@@ -37,8 +37,11 @@ ScaleWord = Annotated[
     ),
 ]
 Only = Annotated[
-    str | None,
-    typer.Option(help="Run only the cells whose names contain this text."),
+    list[str] | None,
+    typer.Option(
+        help="Run only the cell of this name, or those whose names contain the text; "
+        "can be given several times."
+    ),
 ]
 DryRun = Annotated[
     bool,
@@ -93,7 +96,7 @@ def list_benchmarks(as_json: options.Json = False) -> None:
 
 @app.command(
     epilog="Examples: gradaudit bench run accounting; gradaudit bench run clients "
-    "--scale paper --only fed-cdp"
+    "--scale paper --only 'N=1000, 10%'"
 )
 def run(
     names: Names,
@@ -115,13 +118,13 @@ def run(
         if not 0 <= seed < 2**32:
             raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
         if dry_run:
-            _preview(benchmarks, size, seed, only)
+            _preview(benchmarks, size, seed, only or [])
             return
         folder = console.ready_folder(out_folder)
         if size is Scale.PAPER:
-            _preview(benchmarks, size, seed, only, folder)
+            _preview(benchmarks, size, seed, only or [], folder)
         records = [
-            _run(each, size, seed, only, folder, overwrite) for each in benchmarks
+            _run(each, size, seed, only or [], folder, overwrite) for each in benchmarks
         ]
         if as_json:
             console.print_json([record.content for record in records])
@@ -134,7 +137,7 @@ def _run(
     benchmark: "Benchmark",
     scale: "Scale",
     seed: int,
-    only: str | None,
+    only: list[str],
     folder: pathlib.Path,
     overwrite: bool,
 ) -> "Record":
@@ -168,7 +171,7 @@ def _preview(
     benchmarks: "list[Benchmark]",
     scale: "Scale",
     seed: int,
-    only: str | None,
+    only: list[str],
     folder: pathlib.Path | None = None,
 ) -> None:
     """Says what would run and how long that takes here, from a measured sample."""
