@@ -14,6 +14,7 @@ from gradaudit import files, machine
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
 from gradaudit.audit.attacking import Attacking, Run, Tell
+from gradaudit.audit.beside import LINE_UPS
 from gradaudit.audit.kept import Kept, fingerprint
 from gradaudit.audit.outcome import AttackResult
 from gradaudit.audit.processes import Processes
@@ -55,6 +56,7 @@ def attack(
     restarts: int | None = None,
     success_rmse: float = 0.1,
     seed: int = 0,
+    line_ups: int = LINE_UPS,
     slots: int | None = None,
     progress: Tell | None = None,
     keep: str | pathlib.Path | None = None,
@@ -87,6 +89,8 @@ def attack(
       restarts: independent starts, chosen by the attacker's own objective.
       success_rmse: the RMSE at or below which a victim counts as rebuilt.
       seed: everything random follows from it.
+      line_ups: where there is noise, how many line-ups an informed adversary plays
+        beside the attack; 0: the certificates alone.
       slots: victims that one device attacks at a time (speed only).
       progress: is told (finished, total) about once a second.
       keep: a folder in which victims are kept as they finish. The same attack goes on
@@ -101,6 +105,7 @@ def attack(
     kept = Kept(*((keep, None) if processes.leads else (None, processes.send)))
     with processes.together(kept.take), contextlib.ExitStack() as held:
         _check_numbers(victims, success_rmse, round, seed, slots)
+        require(0 <= line_ups <= 10**6, f"line_ups must lie in 0..10^6, got {line_ups}")
         chosen = chosen_attack(method, iterations, restarts)
         adversary = Threat.parse(threat, _leakage(type))
         adversary.check(chosen)
@@ -132,6 +137,7 @@ def attack(
             held.enter_context(files.one_run_in(pathlib.Path(keep)))
             kept.open(spec, _content(built, slots), overwrite)
         mine = _part(processes, kept, built, spec, slots)
+        built = dataclasses.replace(built, line_ups=line_ups)
         attacking = Attacking(built, spec, began, kept, progress, processes, mine)
         return attacking.run(attack_key, slots)
 

@@ -13,6 +13,7 @@ from gradaudit import machine
 from gradaudit.attacks.base import Attack, check_observation
 from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
+from gradaudit.audit.beside import line_up_and_certificates
 from gradaudit.audit.kept import Finished, Kept
 from gradaudit.audit.outcome import AttackResult, Picture
 from gradaudit.audit.processes import Processes
@@ -45,6 +46,7 @@ class Run:
     # The federation that an epsilon can be said for: the recorded training's own, or
     # the published one of the data set; None where there is neither.
     plan: PrivacyPlan | None = None
+    line_ups: int = 0  # that an informed adversary plays beside, where there is noise
 
 
 class Attacking:
@@ -177,6 +179,7 @@ class Attacking:
             guess=_guess(run, private, scores),
             timing=self._clock.timing(len(scores), self._kept.earlier),
             accounting=_accounting(run),
+            certificate=_certificate(run, not interrupted and self._processes.leads),
             limitations=[
                 *notes,
                 *_limitations(run, interrupted),
@@ -233,6 +236,19 @@ def _accounting(run: Run) -> dict[str, Any] | None:
     if not run.defense.mechanisms or run.plan is None:
         return None
     return privacy_as_plain(privacy_of(run.plan))
+
+
+def _certificate(run: Run, play: bool) -> dict[str, Any] | None:
+    """Returns what an informed adversary reaches, and what nobody does, if noisy."""
+    scenario, about = run.scenario, run.about
+    return line_up_and_certificates(
+        *(run.model, scenario.dataset, run.defense, run.threat.reads, scenario.states),
+        batch_size=about["batch_size"],
+        local_steps=about["local_steps"],
+        success_rmse=about["success_rmse"],
+        seed=about["seed"],
+        line_ups=run.line_ups if play else 0,
+    )
 
 
 class _Clock:

@@ -1,18 +1,20 @@
 """How much noise is enough: the least sigma whose certificate allows no more."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradaudit import files, machine
 from gradaudit.audit.informed import line_up, with_sigma
-from gradaudit.audit.line_ups import Cell, line_ups_of
+from gradaudit.audit.line_ups import DOUBT, Cell, line_ups_of
 from gradaudit.audit.train import train as run_training
 from gradaudit.audit.training_plan import default_setting
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.base import Defense
 from gradaudit.errors import require
+from gradaudit.federation.training import Progress, Stopped
 from gradaudit.models.model import Model
 from gradaudit.privacy.certificate import Certificate, certificate, least_sigma
 from gradaudit.privacy.plan import PrivacyPlan
@@ -20,6 +22,9 @@ from gradaudit.report import certified, metrics
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 
+Tell = Callable[[str, int, int], None]  # what is running, how much is done, of what
+# Arguments that decide no number: a spec does not hold them.
+_NO_NUMBERS = ("keep", "overwrite", "progress")
 # Times the least sigma, for the figure: fewer where each of them is trained under.
 _AROUND, _TRAINED = (0.25, 0.5, 1.0, 2.0, 4.0), (0.25, 1.0, 4.0)
 
@@ -50,11 +55,18 @@ class EnoughResult(Result):
     limit: float
     points: tuple[Point, ...]
     limitations: tuple[str, ...]
+    interrupted: bool = False
 
     @property
     def chosen(self) -> Point:
         """The point at the least sigma."""
         return next(point for point in self.points if point.sigma == self.sigma)
+
+    @property
+    def broken(self) -> tuple[Cell, ...]:
+        """The line-ups in which the noise can't be what the defense says it is."""
+        cells = [point.line_up for point in self.points]
+        return tuple(cell for cell in cells if cell.breaks(DOUBT / len(cells)))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns result.json."""
@@ -64,13 +76,14 @@ class EnoughResult(Result):
                 "spec": self.spec.plain(),
                 "about": self.about,
                 "environment": self.environment,
-                "status": "done",
+                "status": "interrupted" if self.interrupted else "done",
                 "metrics": {
                     "sigma": self.sigma,
                     "max_success": self.limit,
                     "certified": self.chosen.certified.to_dict(),
                     "measured": dataclasses.asdict(self.chosen.measured),
                     "accuracy": self.chosen.accuracy,
+                    "certificate_broken": len(self.broken),
                 },
                 "points": self._rows(),
                 "limitations": list(self.limitations),
@@ -117,6 +130,9 @@ def enough_noise(
     rounds: int | None = None,
     around: Sequence[float] | None = None,
     seed: int = 0,
+    keep: pathlib.Path | str | None = None,
+    overwrite: bool = False,
+    progress: Tell = lambda text, done, total: None,
 ) -> EnoughResult:
     """Returns the least sigma under which nobody picks more often than allowed.
 
@@ -139,8 +155,12 @@ def enough_noise(
       around: times the least sigma, which other ones are shown beside it; by default
         five from a quarter to four times, three with `train`.
       seed: everything random follows from it.
+      keep: a folder in which the trainings are kept as they go, so that the same
+        calibration goes on with them.
+      overwrite: train anew, whatever is in `keep`.
+      progress: is told what is running, how much of it is done, and of how much.
     """
-    asked = dict(locals())
+    asked = {k: v for k, v in locals().items() if k not in _NO_NUMBERS}
     machine.configure()
     guard = parse_defense(defense) if isinstance(defense, str) else defense
     require(
@@ -167,37 +187,68 @@ def enough_noise(
     sigma = least_sigma(max_success, certified_by)
     if around is None:
         around = _TRAINED if train else _AROUND
-    swept = sorted({sigma * factor for factor in around} | {sigma})
+    # The least first: whoever interrupts has an answer.
+    swept = [sigma, *sorted({sigma * factor for factor in around} - {sigma})]
     played = line_up(
         type, guard, dataset, model, candidates, looks, swept, victims, draws,
         batch_size, 1, candidates_from, False, seed,
+        progress=lambda done, total: progress("picking", done, total),
     )  # fmt: skip
     points = [
-        Point(each, certified_by(each), cell, _accuracy(guard, each, asked, model))
-        for each, cell in zip(swept, played.cells, strict=True)
+        Point(each, certified_by(each), cell)
+        for each, cell in zip(swept, played.cells, strict=False)
     ]
+    interrupted = played.interrupted
+    if train and not interrupted:
+        trainings = _Trainings(asked, guard, model, keep, overwrite, progress)
+        points, interrupted = trainings.under(points)
     return EnoughResult(
         spec=Spec.of("calibrate", **asked),
         about=played.about | {"whole_training": whole_training},
         environment=machine.describe(),
         sigma=sigma,
         limit=max_success,
-        points=tuple(points),
+        points=tuple(sorted(points, key=lambda point: point.sigma)),
         limitations=played.limitations,
+        interrupted=interrupted,
     )
 
 
-def _accuracy(
-    defense: Defense, sigma: float, asked: dict[str, Any], model: str | Model | None
-) -> float | None:
-    """Trains under one sigma, if that was asked for."""
-    if not asked["train"]:
-        return None
-    setting = default_setting(asked["dataset"])
-    if asked["rounds"] is not None:
-        setting = dataclasses.replace(setting, rounds=asked["rounds"])
-    trained = run_training(
-        asked["dataset"], with_sigma(defense, sigma), model, setting=setting,
-        seed=asked["seed"], evaluate_every=setting.rounds,
-    )  # fmt: skip
-    return trained.accuracy
+@dataclasses.dataclass(frozen=True)
+class _Trainings:
+    """Trains under each sigma, for the accuracy that is left."""
+
+    asked: dict[str, Any]
+    defense: Defense
+    model: str | Model | None
+    keep: pathlib.Path | str | None
+    overwrite: bool
+    progress: Tell
+
+    def under(self, points: list[Point]) -> tuple[list[Point], bool]:
+        """Returns the points with their accuracy, and whether it was interrupted."""
+        setting = default_setting(self.asked["dataset"])
+        if self.asked["rounds"] is not None:
+            setting = dataclasses.replace(setting, rounds=self.asked["rounds"])
+        total, found = setting.rounds * len(points), list(points)
+        for index, point in enumerate(points):
+
+            def tell(made: Progress, before: int = index * setting.rounds) -> None:
+                done = made.last.round if made.last is not None else 0
+                self.progress("training", before + done, total)
+
+            name = f"{point.sigma:.6g}"
+            out = None if self.keep is None else pathlib.Path(self.keep, "runs", name)
+            try:
+                trained = run_training(
+                    self.asked["dataset"], with_sigma(self.defense, point.sigma),
+                    self.model, setting=setting, seed=self.asked["seed"],
+                    evaluate_every=setting.rounds, out=out, overwrite=self.overwrite,
+                    on_round=tell,
+                )  # fmt: skip
+            except KeyboardInterrupt:  # before the first round
+                return found, True
+            if trained.stopped is Stopped.INTERRUPTED:
+                return found, True
+            found[index] = dataclasses.replace(point, accuracy=trained.accuracy)
+        return found, False

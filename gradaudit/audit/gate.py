@@ -30,6 +30,7 @@ import numpy as np
 from scipy import special
 
 from gradaudit.audit.attack import DEFAULT_DATASET, attack
+from gradaudit.audit.beside import LINE_UPS
 from gradaudit.audit.outcome import AttackResult
 from gradaudit.data import load_dataset
 from gradaudit.errors import require
@@ -123,6 +124,7 @@ class GatedAttack(AttackResult):
 def attack_until_clear(
     max_asr: float,
     seed: int = 0,
+    line_ups: int = LINE_UPS,
     progress: Tell | None = None,
     keep: pathlib.Path | str | None = None,
     overwrite: bool = False,
@@ -137,6 +139,7 @@ def attack_until_clear(
     Args:
       max_asr: the limit, in (0, 1).
       seed: everything random follows from it.
+      line_ups: that are played beside the first batch, see `attack`.
       progress: is told (victims attacked, victims at most).
       keep: a folder in which victims are kept, see `attack`; batches have their own.
       overwrite: begin anew, whatever is in `keep`.
@@ -150,7 +153,8 @@ def attack_until_clear(
         "victims=auto draws the network anew for every victim: it attacks no training "
         "that took place; give a number of victims",
     )
-    spec = Spec.of("attack-gate", max_asr=max_asr, seed=seed, **_described(asked))
+    numbers = {"max_asr": max_asr, "seed": seed, "line_ups": line_ups}
+    spec = Spec.of("attack-gate", **numbers, **_described(asked))
     if keep is not None:
         claim(pathlib.Path(keep), spec, overwrite)
     most = math.ceil(_PATIENCE / max_asr)
@@ -176,6 +180,7 @@ def attack_until_clear(
             part = attack(
                 **asked, victims=size, draws=size, seed=batch_seed, progress=tell,
                 keep=folder, overwrite=overwrite,
+                line_ups=0 if parts else line_ups,
             )  # fmt: skip
         except KeyboardInterrupt:
             if not parts:

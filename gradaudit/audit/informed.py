@@ -16,14 +16,9 @@ from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.base import Defense
 from gradaudit.errors import InputError
 from gradaudit.models.model import Model
-from gradaudit.privacy.certificate import certificate, near
-from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.report import certified
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
-from gradaudit.types import Leakage
-
-_BESIDE_DRAWS = 2  # networks of the short line-up beside an attack
 
 Tell = Callable[[int, int], None]  # line-ups done, line-ups in all
 
@@ -141,7 +136,7 @@ def line_up(
         local_steps, candidates_from, fresh, seed,
     )  # fmt: skip
     defenses = [(sigma, with_sigma(guard, sigma)) for sigma in sigmas]
-    cells, interrupted = _cells(table, defenses or [(None, guard)], progress)
+    cells, interrupted = play_cells(table, defenses or [(None, guard)], progress)
     words = {k: v for k, v in asked.items() if isinstance(v, str | int | float | bool)}
     about = words | {
         "defense": defense if isinstance(defense, str) else guard.name,
@@ -166,7 +161,7 @@ def line_up(
     )
 
 
-def _cells(
+def play_cells(
     table: LineUps,
     defenses: Sequence[tuple[float | None, Defense]],
     progress: Tell | None,
@@ -245,60 +240,3 @@ def _limitations(table: LineUps, defense: Defense) -> list[str]:
             f"{defense.name} acts after the point that type {int(table.leakage)} reads."
         )
     return sentences
-
-
-def lineup_and_certificate(
-    model: Model,
-    dataset: Dataset,
-    defense: Defense,
-    leakage: Leakage,
-    *,
-    batch_size: int,
-    local_steps: int,
-    success_rmse: float,
-    seed: int,
-    candidates: int = 10,
-    line_ups: int = 100,
-) -> dict[str, Any] | None:
-    """Returns a short line-up and both certificates beside an attack's own figures.
-
-    None where no noise stands before the adversary: there is nothing to certify. The
-    networks are drawn anew, untrained. Costs well under a second once its two programs
-    are compiled; with `line_ups` = 0 nothing is compiled or played, and the line-up
-    has its certificate only.
-    """
-    if not defense.mechanisms or not transforms_seen(defense, leakage):
-        return None
-    alone = leakage is Leakage.EXAMPLE
-    available = int(np.bincount(dataset.labels).max())
-    candidates = max(2, min(candidates, available))
-    table = line_ups_of(
-        int(leakage), dataset, model, candidates, 1, max(line_ups, 1), 1,
-        None if alone else batch_size, 1 if alone else local_steps, "label", False,
-        seed % 2**31,
-    )  # fmt: skip
-    table = dataclasses.replace(table, draws=min(_BESIDE_DRAWS, table.line_ups))
-    if line_ups and available >= candidates:
-        (cell,), _ = _cells(table, [(None, defense)], None)
-        played = cell.to_dict()
-    else:
-        bound = table.certified(defense, candidates, 1)
-        played = {
-            "candidates": candidates,
-            "looks": 1,
-            "line_ups": 0,
-            "measured": None,
-            "certified": bound.to_dict(),
-            "guessing": 1 / candidates,
-        }
-    rebuilt = certificate(
-        PrivacyPlan(defense, table.setting, tensors=table.tensors),
-        type=int(leakage),
-        prior=near(dataset.inputs, success_rmse, table.setting.examples),
-        looks=1,
-        round=0,
-    )
-    return {
-        "line_up": played,
-        "reconstruction": rebuilt.to_dict() | {"threshold": success_rmse},
-    }

@@ -16,7 +16,7 @@ from gradaudit.distinguish.candidates import draw_groups, picks
 from gradaudit.distinguish.line_up import Game, Group, worst_case
 from gradaudit.errors import require
 from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe
+from gradaudit.federation.recipe import Recipe, ServerState
 from gradaudit.federation.setting import Setting
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
@@ -27,7 +27,15 @@ from gradaudit.types import Key, Leakage
 
 _GROUPS = 10  # pools of candidates per network: what they share is computed once
 DOUBT = 0.025  # of a false alarm, over all cells together
+LOOK_AT = (
+    "The noise is not what the defense says: look at its scale against the clip, at a "
+    "key that is used twice, at a clip that does not bound every example, and at "
+    "tensors that get no noise."
+)
 _LEARNING_RATE = 0.05
+# Nobody waits for more: looks are read one by one, a simplex of n has n coordinates.
+_MOST_LINE_UPS, _MOST_LOOKS, _MOST_STEPS = 1_000_000, 10_000, 10_000
+_MOST_CANDIDATES, _MOST_CORNERS = 100_000, 2_000
 
 
 class From(enum.Enum):
@@ -103,6 +111,7 @@ class LineUps:
     fresh: bool
     seed: int
     tensors: int
+    states: tuple[ServerState, ...] = ()  # of each draw; else the networks are drawn
 
     @property
     def setting(self) -> Setting:
@@ -112,16 +121,25 @@ class LineUps:
             clients_per_round=1,
             local_steps=self.local_steps,
             batch_size=self.batch,
-            rounds=1,
+            rounds=self.round + 1,
             examples=self.batch * self.local_steps,
             learning_rate=_LEARNING_RATE,
         )
+
+    @property
+    def round(self) -> int:
+        """The round that is read: 0, unless the states are of a later one."""
+        return int(self.states[0].round) if self.states else 0
 
     def certified(self, defense: Defense, candidates: int, looks: int) -> Certificate:
         """Returns the bound for a cell."""
         plan = PrivacyPlan(defense, self.setting, tensors=self.tensors)
         return certificate(
-            plan, type=int(self.leakage), candidates=candidates, looks=looks, round=0
+            plan,
+            type=int(self.leakage),
+            candidates=candidates,
+            looks=looks,
+            round=self.round,
         )
 
     def play(self, key: Key, defense: Defense) -> Iterator[Any]:
@@ -158,7 +176,8 @@ class LineUps:
         recipe = Recipe.of(model, defense, self.setting)
         population = Population.of(data, rows)
         draw_key = jax.random.fold_in(key, draw)
-        game = Game(recipe, population, self.leakage, draw_key, self.fresh)
+        state = self.states[draw] if self.states else None
+        game = Game(recipe, population, self.leakage, draw_key, self.fresh, state)
         for group in groups:
             for chosen, scores in game.play(group, self.looks):
                 for count in candidates:
@@ -204,19 +223,16 @@ def line_ups_of(
         tuple(dict.fromkeys([x] if isinstance(x, int) else x))
         for x in (candidates, looks)
     )
-    for name, values, least in (("candidates", counts, 2), ("looks", reads, 1)):
-        require(
-            bool(values) and min(values) >= least,
-            f"{name} must be at least {least}, got {list(values)}",
-        )
-    require(victims >= 1, f"victims must be at least 1, got {victims}")
+    known = {member.value: member for member in From}
+    require(source in known, f"candidates come from {', '.join(known)}, not {source!r}")
+    corners = _MOST_CORNERS if known[source] is From.WORST else _MOST_CANDIDATES
+    _check("candidates", counts, 2, corners)
+    _check("looks", reads, 1, _MOST_LOOKS)
+    _check("victims", [victims], 1, _MOST_LINE_UPS)
     require(1 <= draws <= victims, f"draws must lie in 1..{victims}, got {draws}")
-    require(local_steps >= 1, f"local_steps must be at least 1, got {local_steps}")
-    require(
-        batch_size is None or batch_size >= 1,
-        f"batch_size must be at least 1, got {batch_size}",
-    )
-    require(seed >= 0, f"seed must not be negative, got {seed}")
+    _check("local_steps", [local_steps], 1, _MOST_STEPS)
+    _check("batch_size", [1 if batch_size is None else batch_size], 1, _MOST_STEPS)
+    require(0 <= seed < 2**32, f"seed must lie in 0..2^32 - 1, got {seed}")
     leakage = Leakage(type_)
     alone = leakage is Leakage.EXAMPLE
     require(
@@ -224,13 +240,18 @@ def line_ups_of(
         "type 2 reads one example's gradient in the first local step: leave "
         "batch_size and local_steps out",
     )
-    known = {member.value: member for member in From}
-    require(source in known, f"candidates come from {', '.join(known)}, not {source!r}")
     data = load_dataset(dataset) if isinstance(dataset, str) else dataset
     net = model if isinstance(model, Model) else model_for(
         model or ("cpl" if len(data.shape) == 3 else "mlp"), data.shape, data.classes
     )  # fmt: skip
     tensors = len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0))))
+    each = 1 if alone else (batch_size or 3) * local_steps
+    needed = max(counts) if each == 1 else each
+    require(
+        source == From.WORST.value or needed <= len(data),
+        f"{max(counts):,} candidates of {each:,} examples need at least {needed:,}; "
+        f"dataset {data.name!r} has {len(data):,}: ask for less",
+    )
     # Weights of its own, or a network that is left out: nothing to draw.
     if source == From.WORST.value or not net.drawn:
         draws = 1
@@ -238,3 +259,13 @@ def line_ups_of(
         net, data, leakage, 1 if alone else batch_size or 3, local_steps, counts,
         reads, victims, draws, known[source], fresh, seed, tensors,
     )  # fmt: skip
+
+
+def _check(name: str, values: Sequence[int], least: int, most: int) -> None:
+    require(
+        bool(values) and min(values) >= least,
+        f"{name} must be at least {least}, got {list(values)}",
+    )
+    require(
+        max(values) <= most, f"{name} must be at most {most:,}, got {max(values):,}"
+    )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from gradaudit import files
+from gradaudit.audit.beside import broken_certificates
 from gradaudit.audit.scores import MemberScore, Score, Trace
 from gradaudit.report import figures, metrics, tables
 from gradaudit.report.result import SCHEMA_VERSION, Result
@@ -48,6 +49,7 @@ class AttackResult(Result):
     guess: metrics.Rate
     timing: dict[str, float]
     accounting: dict[str, Any] | None
+    certificate: dict[str, Any] | None  # None: there is no noise
     limitations: list[str]
     inputs: NDArray[np.float32]  # (victims, batch, *shape) as handed in
     truth: NDArray[np.float32]  # (victims, batch, *shape)
@@ -126,6 +128,7 @@ class AttackResult(Result):
                 },
                 "timing": self.timing,
                 "accounting": self.accounting,
+                "certificate": self._certificate(),
                 "limitations": self.limitations,
                 **self.beside,
             }
@@ -196,6 +199,14 @@ class AttackResult(Result):
         rate = self._rate([s.oracle_rmse <= threshold for s in self.scores])
         errors = _summary([s.oracle_rmse for s in self.scores])
         return {"asr": dataclasses.asdict(rate), "rmse": errors}
+
+    def _certificate(self) -> dict[str, Any] | None:
+        """Returns the certificate, and in words what was measured above it."""
+        if self.certificate is None:
+            return None
+        successes = sum(score.success for score in self.scores)
+        broken = broken_certificates(self.certificate, successes, self.asked)
+        return self.certificate | {"broken": broken}
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Returns trials.csv, a row for each victim that was begun."""

@@ -171,6 +171,11 @@ class Simulated:
         return joined
 
     @property
+    def states(self) -> tuple[ServerState, ...]:
+        """What the round that is read began with, of each draw."""
+        return tuple(self._states)
+
+    @property
     def params(self) -> PyTree:
         """The parameters of the first draw: their shapes are those of all."""
         return self._states[0].params

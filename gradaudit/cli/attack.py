@@ -30,8 +30,9 @@ gradaudit attack --captured recorded/ --model mine.py:build --truth batch.npz
 
 gradaudit attack --victims 64 --coordinator host0:9911 --processes 4 --process 0
 
-Exit codes: 0 done (gate held), 1 gate broken, 2 bad input, 3 inconclusive, 70 a bug,
-130 interrupted (what was done by then is written).
+Exit codes: 0 done (gate held), 1 gate broken or more rebuilt than the noise can allow,
+2 bad input, 3 inconclusive, 70 a bug, 130 interrupted (what was done by then is
+written).
 """
 DEFAULT_FOLDER = pathlib.Path("gradaudit-attack")
 
@@ -61,6 +62,7 @@ def attack(
     restarts: options.Restarts = None,
     success_rmse: options.SuccessRmse = 0.1,
     seed: options.Seed = 0,
+    line_ups: options.LineUps = 100,
     slots: options.Slots = None,
     coordinator: options.Coordinator = None,
     processes: options.ProcessCount = None,
@@ -118,7 +120,8 @@ def _of_victims(context: typer.Context) -> dict[str, Any]:
         console.refuse(context, ["trust"], "without --run")
     names = (
         "method", "defense", "threat", "dataset", "model", "batch_size", "local_steps",
-        "run", "iterations", "restarts", "success_rmse", "seed", "slots",
+        "run", "iterations", "restarts", "success_rmse", "seed", "line_ups",
+        "slots",
     )  # fmt: skip
     asked = {name: said[name] for name in names}
     asked |= {"type": said["type_"], "round": said["round_"]}
@@ -138,7 +141,7 @@ _OF_CAPTURED = (
 )  # fmt: skip
 # What the captured updates decide themselves.
 _NOT_CAPTURED = (
-    *("type_", "dataset", "draws", "round_", "run", "trust"),
+    *("type_", "dataset", "draws", "round_", "run", "trust", "line_ups"),
     *("coordinator", "processes", "process"),
 )
 
@@ -267,8 +270,16 @@ def finish(report: dict[str, Any], max_asr: float | None) -> None:
         missing = len(report["victims"]["missing"])
         console.err.print(f"[yellow]interrupted[/]: {missing} victims were never begun")
         raise typer.Exit(console.EXIT_INTERRUPTED)
-    if max_asr is None:
-        return
+    broken = (report.get("certificate") or {}).get("broken", [])
+    for sentence in broken:
+        console.err.print(f"[red]certificate broken[/]: {sentence}", soft_wrap=True)
+    code = _gate(report, max_asr) if max_asr is not None else 0
+    if broken or code:
+        raise typer.Exit(console.EXIT_GATE_BROKEN if broken else code)
+
+
+def _gate(report: dict[str, Any], max_asr: float) -> int:
+    """Says what came of the gate; returns its exit code."""
     require(
         "asr" in report["metrics"],
         "--max-asr is a gate on the success rate, which only --truth can tell",
@@ -290,8 +301,7 @@ def finish(report: dict[str, Any], max_asr: float | None) -> None:
         words = _fixed(rate, verdict is Verdict.UNCLEAR, max_asr, len(report["draws"]))
     title, code = said[verdict]
     console.err.print(f"{title}: {words}", soft_wrap=True)
-    if code:
-        raise typer.Exit(code)
+    return code
 
 
 def _fixed(rate: "Rate", unclear: bool, limit: float, draws: int) -> str:

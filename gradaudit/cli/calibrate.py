@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from gradaudit.cli import console, options
-from gradaudit.cli.line_up import LineUpDraws, LineUpVictims, Source
+from gradaudit.cli.line_up import LineUpDraws, LineUpVictims, Source, finish
 from gradaudit.errors import require
 
 EPILOG = """[bold]Examples[/]
@@ -17,6 +17,10 @@ gradaudit calibrate --threat informed --max-success 0.2 --candidates 10
 gradaudit calibrate --max-success 0.2 --type 1 --defense fed-sdp-client
 
 gradaudit calibrate --max-success 0.3 --dataset digits --train --rounds 20
+
+Exit codes: 0 done, 1 more was picked than the noise can allow, 2 bad input, 70 a bug,
+130 interrupted (what was done by then is written; the same command goes on with the
+trainings).
 """
 DEFAULT_FOLDER = pathlib.Path("gradaudit-calibrate")
 
@@ -41,6 +45,7 @@ Train = Annotated[
 
 
 def calibrate(
+    context: typer.Context,
     max_success: MaxSuccess,
     threat: options.ThreatWord = "informed",
     defense: options.Defense = "fed-cdp",
@@ -68,9 +73,8 @@ def calibrate(
             "noise is calibrated against the informed adversary, whose success has a "
             f"bound: --threat informed, not {threat!r}",
         )
-        from gradaudit.report.result import claim
-        from gradaudit.spec import Spec
-
+        if not train:
+            console.refuse(context, ["rounds"], "without --train")
         asked: dict[str, Any] = {
             "max_success": max_success, "defense": defense, "type": type_,
             "candidates": candidates, "looks": looks, "dataset": dataset,
@@ -78,18 +82,20 @@ def calibrate(
             "draws": draws, "batch_size": batch_size, "candidates_from": source,
             "train": train, "rounds": rounds, "seed": seed,
         }  # fmt: skip
-        folder = console.ready_folder(out_folder)
-        claim(folder, Spec.of("calibrate", **asked), overwrite)
-        with console.progress_bar("searching, picking, training"):
+        console.claim_folder(out_folder, overwrite, "calibrate", asked)
+        with console.progress_bar("searching for sigma") as tell:
             from gradaudit.audit.enough import enough_noise
 
-            result = enough_noise(**asked)
+            result = enough_noise(
+                **asked, keep=out_folder, overwrite=overwrite, progress=tell
+            )
         result.save(out_folder)
         if as_json:
             console.print_json(result.to_dict())
-            return
-        from gradaudit.report.certified import enough_table
+        else:
+            from gradaudit.report.certified import enough_table
 
-        console.out.print(enough_table(result))
-        where = f"written to {out_folder}/ (see figures/enough.png)"
-        console.out.print(where, markup=False)
+            console.out.print(enough_table(result))
+            where = f"written to {out_folder}/ (see figures/enough.png)"
+            console.out.print(where, markup=False)
+        finish(result.interrupted, result.broken)

@@ -294,6 +294,7 @@ def progress_bars(*descriptions: str) -> Iterator[tuple[Tell, ...]]:
         TimeRemainingColumn(),
         console=err,
         transient=True,
+        disable=not err.is_terminal,  # it would leave an empty line
     ) as bar:
 
         def moving(task: TaskID) -> Tell:
@@ -321,23 +322,37 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Tell]:
         yield tell
 
 
+_SMALL_RESULT = 1 << 16  # bytes of room without which no work is begun
 _held = contextlib.ExitStack()  # folders, until the command ends
 
 
 def ready_folder(folder: pathlib.Path) -> pathlib.Path:
     """Makes the result folder before the work, or says why it can't be used.
 
-    Until the command ends, no other run may write there.
+    There is room for a small result; until the command ends, no other run may write
+    there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_SMALL_RESULT))
+            probe.flush()
             _held.enter_context(files.one_run_in(folder))
             return folder
     except (OSError, ValueError) as error:
         raise InputError(
             f"results can't be written to {folder}: {error}; choose another --out"
         ) from None
+
+
+def claim_folder(
+    folder: pathlib.Path, overwrite: bool, command: str, arguments: dict[str, Any]
+) -> None:
+    """Makes the folder ready; refuses another run's, unless it may be overwritten."""
+    from gradaudit.report.result import claim
+    from gradaudit.spec import Spec
+
+    claim(ready_folder(folder), Spec.of(command, **arguments), overwrite)
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,9 @@ from gradaudit.cli import console, options
 from gradaudit.errors import InputError, require
 
 if TYPE_CHECKING:
-    from gradaudit.audit.informed import LineUpResult
+    from collections.abc import Sequence
+
+    from gradaudit.audit.line_ups import Cell
 
 EPILOG = """[bold]Examples[/]
 
@@ -65,7 +67,15 @@ CandidatesFile = Annotated[
 ]
 
 
+# What a capture decides itself.
+_OF_SIMULATION = (
+    *("type_", "dataset", "candidates", "looks", "sigmas", "victims", "draws"),
+    *("batch_size", "local_steps", "source", "fresh", "seed"),
+)
+
+
 def line_up(
+    context: typer.Context,
     type_: options.Type = 2,
     defense: options.Defense = "fed-cdp",
     dataset: options.AnyDataset = "lfw-patches",
@@ -96,18 +106,19 @@ def line_up(
             "draws": draws, "batch_size": batch_size, "local_steps": local_steps,
             "candidates_from": source, "fresh": fresh, "seed": seed,
         }  # fmt: skip
-        console.ready_folder(out_folder)
         require(
             bool(captured) == bool(candidates_file),
             "--captured and --candidates-file need each other",
         )
         if captured:
-            _identify(captured, candidates_file, defense, model, out_folder, as_json)
+            console.refuse(context, _OF_SIMULATION, "with --captured")
+            known = {
+                "captured": captured.split(","), "candidates": candidates_file,
+                "defense": defense, "model": model,
+            }  # fmt: skip
+            _identify(known, out_folder, overwrite, as_json)
             return
-        from gradaudit.report.result import claim
-        from gradaudit.spec import Spec
-
-        claim(out_folder, Spec.of("line-up", **asked), overwrite)
+        console.claim_folder(out_folder, overwrite, "line-up", asked)
         with console.progress_bar("compiling") as tell:
             from gradaudit.audit.informed import line_up as play
 
@@ -123,21 +134,18 @@ def line_up(
             console.out.print(line_up_table(result))
             where = f"written to {out_folder}/ (see figures/line_up.png)"
             console.out.print(where, markup=False)
-        finish(result)
+        finish(result.interrupted, result.broken)
 
 
 def _identify(
-    captured: str,
-    candidates: str,
-    defense: str,
-    model: str | None,
-    folder: pathlib.Path,
-    as_json: bool,
+    known: dict[str, Any], folder: pathlib.Path, overwrite: bool, as_json: bool
 ) -> None:
     """Picks out of a file's candidates, and prints the likeliest."""
-    from gradaudit.audit.identify import identify
+    console.claim_folder(folder, overwrite, "identify", known)
+    with console.progress_bar("reading"):
+        from gradaudit.audit.identify import identify
 
-    result = identify(captured.split(","), candidates, defense, model)
+        result = identify(**known)
     result.save(folder)
     report = result.to_dict()
     if as_json:
@@ -153,23 +161,24 @@ def _identify(
         f"one of {found['candidates']}, {found['looks']} look(s); certified: {shown}",
         markup=False,
     )
+    console.out.print(f"written to {folder}/", markup=False)
 
 
-def finish(result: "LineUpResult") -> None:
+def finish(interrupted: bool, broken: "Sequence[Cell]") -> None:
     """Ends with the contract's exit code."""
-    if result.interrupted:
+    if interrupted:
         console.err.print("[yellow]interrupted[/]: what was played is written")
         raise typer.Exit(console.EXIT_INTERRUPTED)
-    for cell in result.broken:
+    from gradaudit.audit.line_ups import LOOK_AT
+
+    for cell in broken:
         console.err.print(
             f"[red]certificate broken[/]: one of {cell.candidates}, {cell.looks} "
             f"look(s): picked {cell.measured.value:.3f}, certified "
-            f"{cell.certified.value:.3f}. The noise is not what the defense says: look "
-            "at its scale against the clip, at a key that is used twice, at a clip "
-            "that does not bound every example, and at tensors that get no noise.",
+            f"{cell.certified.value:.3f}. {LOOK_AT}",
             soft_wrap=True,
         )
-    if result.broken:
+    if broken:
         raise typer.Exit(console.EXIT_GATE_BROKEN)
 
 

@@ -259,6 +259,14 @@ SuccessRmse = Annotated[
         help="RMSE at which a victim counts as rebuilt.", rich_help_panel=_SEARCH
     ),
 ]
+LineUps = Annotated[
+    int,
+    typer.Option(
+        help="Where there is noise: line-ups that an informed adversary plays beside "
+        "the attack (0: the certificates alone).",
+        rich_help_panel=_SEARCH,
+    ),
+]
 Slots = Annotated[
     int | None,
     typer.Option(

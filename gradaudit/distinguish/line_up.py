@@ -162,7 +162,8 @@ class Group:
 class Game:
     """What is read of a victim, and what each candidate would have sent.
 
-    `fresh`: every look has its own draw of the parameters; else all share one.
+    `fresh`: every look has its own draw of the parameters; else all share one. With
+    `state` they are not drawn: everything is read in this round of a training.
     """
 
     def __init__(
@@ -172,9 +173,10 @@ class Game:
         leakage: Leakage,
         key: Key,
         fresh: bool = False,
+        state: ServerState | None = None,
     ) -> None:
         self._recipe, self._population = recipe, population
-        self._leakage, self._fresh = leakage, fresh
+        self._leakage, self._fresh, self._given = leakage, fresh, state
         self._params_key, self._key = jax.random.split(key)
         self._kept: dict[Any, Any] = {}
         some = tuple(range(min(population.clients, _CHUNK)))
@@ -248,6 +250,8 @@ class Game:
         return _flat(jax.tree.leaves(observation.gradient), lead=1)
 
     def _state(self, draw: int) -> ServerState:
+        if self._given is not None:
+            return self._given
         key = jax.random.fold_in(self._params_key, draw)
 
         def drawn() -> ServerState:
@@ -298,18 +302,23 @@ class Game:
             training=training,
         )
         states = (state.per_example, state.update, state.server)
-        return told(blank, (recipe.per_example, recipe.update, recipe.server), states)
+        places = (recipe.per_example, recipe.update, recipe.server)
+        return told(blank, places, states, int(state.round))
 
 
 Places = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]  # of a round
 
 
-def told(observation: Observation, transforms: Places, states: Places) -> Observation:
+def told(
+    observation: Observation, transforms: Places, states: Places, round_index: int = 0
+) -> Observation:
     """Returns the observation with the defense handed over, up to where it was read."""
     leakage = observation.leakage
     server = transforms[2] if leakage is Leakage.SERVER else ()
     updates = () if leakage is Leakage.EXAMPLE else (*transforms[1], *server)
-    known = ToldDefense(transforms[0], updates, leakage is not Leakage.EXAMPLE, 0)
+    known = ToldDefense(
+        transforms[0], updates, leakage is not Leakage.EXAMPLE, round_index
+    )
     memory = (states[0], (*states[1], *states[2])[: len(updates)])
     return dataclasses.replace(observation, sent=(), told=known, memory=memory)
 

@@ -12,8 +12,8 @@ from gradaudit.errors import require
 
 NO_PRIOR = (
     "Of {public:,} public examples up to {near:,} lie within twice the threshold "
-    "(RMSE {radius:.3g}) of one of them: what a guess reaches without reading can't "
-    "be bounded below 1."
+    "(RMSE {radius:.3g}) of one of them: what a guess of {what} reaches without "
+    "reading can't be bounded below 1."
 )
 _MOST_PUBLIC = 2_000  # examples of which the pairwise distances are taken
 
@@ -74,7 +74,7 @@ def near(
     reason = ""
     if mass >= 1:
         crowd, radius = crowds[0], 2 * radii[0]
-        reason = NO_PRIOR.format(public=count, near=crowd, radius=radius)
+        reason = NO_PRIOR.format(public=count, near=crowd, radius=radius, what=what)
     return Prior(
         mass,
         f"{what} drawn like {count:,} public examples, of which at most {crowds[0]:,} "

@@ -24,7 +24,7 @@ def line_up_table(result: "LineUpResult") -> Group:
         f"line-up: type {about['type']} · {about['defense']} · {about['dataset']} · "
         f"candidates from {about['candidates_from']}"
     )
-    table = Table(box=SIMPLE_HEAD, title=escape(title), title_justify="left")
+    table = Table(box=SIMPLE_HEAD)
     heads = ["σ"] if varied else []
     for head in (*heads, "one of", "looks", "guessing", "picked", "certified"):
         table.add_column(head, justify="right", no_wrap=True)
@@ -45,7 +45,26 @@ def line_up_table(result: "LineUpResult") -> Group:
         for line in cells[0].certified.assumptions
         if not line.startswith("before reading")
     ]
-    return Group(table, *said, *rests)
+    return Group(escape(title), table, *said, *rests)
+
+
+def certificate_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns the rows of an attack's table: what is picked, and what nobody passes."""
+    line_up, rebuilt = found["line_up"], found["reconstruction"]
+    picked, rate = "not played", line_up["measured"]
+    if rate is not None:
+        picked = f"{rate['value']:.3f}  \\[{rate['low']:.3f}, {rate['high']:.3f}]"
+    one_of = f"line-up, one of {line_up['candidates']}"
+    guessing = f"guessing: {line_up['guessing']:.3g}"
+    bound = line_up["certified"]["value"]
+    if bound is None:
+        reason = escape(line_up["certified"]["reason"])
+        return [(one_of, picked, guessing), ("certificate", "none", reason)]
+    rows = [(one_of, picked, f"certified: at most {bound:.3f}; {guessing}")]
+    if rebuilt["value"] is None:
+        return [*rows, ("rebuilt by anybody", "no bound", escape(rebuilt["reason"]))]
+    before = f"certified; without reading at most {rebuilt['kappa']:.3f}"
+    return [*rows, ("rebuilt by anybody", f"at most {rebuilt['value']:.3f}", before)]
 
 
 def _figure(columns: int) -> tuple[Any, Any]:
@@ -107,6 +126,10 @@ def _line_up_line(
     rates = [cell.measured for cell in cells]
     values = np.asarray([rate.value for rate in rates])
     ends = [values - [r.low for r in rates], [r.high for r in rates] - values]
+    floor = 0.5 / max(cell.candidates for cell in cells)
+    if not values.all():  # nothing picked: an arrow at the foot, also of a log scale
+        none = [place for place, value in zip(places, values, strict=True) if not value]
+        axes.plot(none, [floor] * len(none), "v", ms=5, color=color, mfc="none")
     axes.errorbar(
         places, values, np.abs(ends), fmt="o-", ms=4, lw=1.2, capsize=2, color=color,
         label=f"measured{name}",
@@ -116,15 +139,16 @@ def _line_up_line(
         axes.plot(places, bounds, "--", color=color, lw=1.2, label=f"certified{name}")
 
 
-def enough_table(result: "EnoughResult") -> Table:
-    """Returns a row for each sigma; the least that is enough is bold."""
+def enough_table(result: "EnoughResult") -> Group:
+    """Returns the least sigma that is enough, and a row for each that was tried."""
     about = result.about
     trained = result.chosen.accuracy is not None
     title = (
-        f"{about['defense']}, type {about['type']}: at most {result.limit:g} of one of "
-        f"{about['candidates'][0]} needs σ = {result.sigma:.4g}"
+        f"σ = {result.sigma:.4g} is enough: type {about['type']}, {about['defense']}, "
+        f"{about['dataset']}: nobody picks one of {about['candidates'][0]} more often "
+        f"than {result.limit:g}"
     )
-    table = Table(box=SIMPLE_HEAD, title=escape(title), title_justify="left")
+    table = Table(box=SIMPLE_HEAD)
     for head in ("σ", "certified", "picked", *(["accuracy"] if trained else [])):
         table.add_column(head, justify="right", no_wrap=True)
     for point in result.points:
@@ -135,7 +159,9 @@ def enough_table(result: "EnoughResult") -> Table:
             row.append("–" if point.accuracy is None else f"{point.accuracy:.3f}")
         style = "bold" if point.sigma == result.sigma else ""
         table.add_row(*row, style=style)
-    return table
+    return Group(
+        escape(title), table, f"guessing: {result.chosen.line_up.guessing:.3g}"
+    )
 
 
 def enough_figure(result: "EnoughResult") -> Any:
@@ -150,10 +176,10 @@ def enough_figure(result: "EnoughResult") -> Any:
     axes.axhline(result.limit, color="C3", ls="-.", lw=1, label="allowed")
     axes.axvline(result.sigma, color="C3", lw=0.8)
     if result.chosen.accuracy is not None:
-        values = [point.accuracy for point in result.points]
+        trained = [point for point in result.points if point.accuracy is not None]
         axes.plot(
-            [point.sigma for point in result.points],
-            values,
+            [point.sigma for point in trained],
+            [point.accuracy for point in trained],
             "s-",
             color="C2",
             ms=4,
@@ -163,7 +189,13 @@ def enough_figure(result: "EnoughResult") -> Any:
     sigmas = [point.sigma for point in result.points]
     axes.set_xticks(sigmas, [f"{sigma:.3g}" for sigma in sigmas])
     axes.minorticks_off()
-    axes.set_title(f"σ = {result.sigma:.4g} is enough", fontsize=10)
+    about = result.about
+    axes.set_title(
+        f"type {about['type']}, {about['defense']} on {about['dataset']}:\n"
+        f"σ = {result.sigma:.4g} keeps everybody at {result.limit:g} of one of "
+        f"{about['candidates'][0]}",
+        fontsize=9,
+    )
     axes.grid(alpha=0.2)
     figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     return figure

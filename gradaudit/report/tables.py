@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradaudit.federation.setting import setting_in_words
+from gradaudit.report.certified import certificate_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,6 +92,9 @@ def attack_table(result: dict[str, Any]) -> Table:
             f"effective {_epsilon(epsilon['effective'])}",
             f"guarantee {verdict}; see gradaudit account",
         )
+    if result.get("certificate") is not None:
+        for row in certificate_rows(result["certificate"]):
+            table.add_row(*row)
     ended = ", ".join(f"{count} {name}" for name, count in result["ended"].items())
     table.add_row("searches ended", ended, f"threat: {result['threat']['name']}")
     return table

@@ -96,7 +96,7 @@ def test_clear_cases_are_answered(remembered):
 
 
 def attack(*words: str):
-    base = ("attack", "--dataset", "cancer", "--method", "analytic")
+    base = ("attack", "--dataset", "cancer", "--method", "analytic", "--line-ups", "0")
     return CliRunner().invoke(app, [*base, *words])
 
 
@@ -128,7 +128,11 @@ def test_auto_holds_and_says_how_many_victims_it_took(tmp_path, monkeypatch):
 
 def test_victims_of_every_batch_are_others(tmp_path):
     result = gate.attack_until_clear(
-        0.5, dataset="cancer", method="analytic", defense="fed-cdp:clip=4,sigma=6"
+        0.5,
+        dataset="cancer",
+        method="analytic",
+        defense="fed-cdp:clip=4,sigma=6",
+        line_ups=0,
     )
     assert [score.victim for score in result.scores] == list(range(result.asked))
     assert len(np.unique(result.truth[:, 0], axis=0)) == result.asked
@@ -171,7 +175,11 @@ def test_an_interrupt_keeps_the_batches_before_it(monkeypatch):
 
     monkeypatch.setattr(gate, "attack", second_is_interrupted)
     result = gate.attack_until_clear(
-        0.05, dataset="cancer", method="analytic", defense="fed-cdp:clip=4,sigma=6"
+        0.05,
+        dataset="cancer",
+        method="analytic",
+        defense="fed-cdp:clip=4,sigma=6",
+        line_ups=0,
     )
     assert result.interrupted and result.asked == 4
 

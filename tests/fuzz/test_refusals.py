@@ -90,6 +90,36 @@ REFUSED = {
     "ldp --significance nan": "significance",
     "ldp --seed -1": "seed",
     "ldp --radius -1": "radius",
+    "ldp --seed 99999999999999999999": "seed",
+    "line-up --seed 99999999999999999999": "seed must lie in",
+    "line-up --seed -1": "seed must lie in",
+    "line-up --candidates 1": "candidates must be at least 2",
+    "line-up --candidates x": "whole numbers",
+    "line-up --candidates ,": "candidates must be at least 2",
+    "line-up --dataset cancer --candidates 1000 --from any": "has 569",
+    "line-up --from worst --candidates 100000": "candidates must be at most 2,000",
+    "line-up --looks 0": "looks must be at least 1",
+    f"line-up --looks {10**9}": "looks must be at most",
+    f"line-up --victims {10**12}": "victims must be at most",
+    "line-up --victims 4 --draws 5": "draws must lie in 1..4",
+    "line-up --sigmas -1": "sigma must be finite",
+    "line-up --sigmas nan": "sigma must be finite",
+    "line-up --batch-size 3": "leave batch_size",
+    "line-up --type 1 --batch-size 1000 --dataset cancer": "has 569",
+    "line-up --type 7": "type must be 0, 1 or 2",
+    "line-up --defense prune --sigmas 1": "no parameter sigma",
+    "line-up --captured nowhere": "need each other",
+    "line-up --captured nowhere --candidates-file digits": "there is no folder nowhere",
+    "line-up --captured x --candidates-file digits --looks 3": "--looks has no effect",
+    "calibrate --max-success nan": "in (0, 1)",
+    "calibrate --max-success 0": "in (0, 1)",
+    "calibrate --max-success 0.05": "without reading anything",
+    "calibrate --max-success 0.2 --rounds 3": "--rounds has no effect",
+    "calibrate --max-success 0.2 --threat curious": "informed",
+    "calibrate --max-success 0.2 --defense none": "no parameter sigma",
+    "calibrate --max-success 0.2 --type 1 --defense fed-sdp": "after this adversary",
+    "calibrate --max-success 0.2 --seed -1": "seed must lie in",
+    "attack --line-ups -1": "line_ups must lie in",
     "run nowhere.json": "there is no result",
     "run /dev/zero": "no regular file",
     "data check nothing": "nothing",
@@ -101,7 +131,7 @@ REFUSED = {
 @pytest.mark.parametrize("line", REFUSED, ids=lambda line: line[:60])
 def test_nonsense_is_refused_before_the_work(line, ask):
     command = line.split()
-    out = ["--out", "out"] if command[0] in ("attack", "train", "ldp", "run") else []
+    out = [] if command[0] in ("account", "data", "list") else ["--out", "out"]
     answer = ask(*command, *out)
     assert answer.code == 2, "the work began" if answer.code is None else answer
     assert REFUSED[line] in " ".join(answer.err.split()), answer.err
