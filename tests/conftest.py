@@ -1,6 +1,7 @@
 """What every test shares: one device, and compiled programs kept between runs."""
 
 import functools
+import json
 import os
 import pathlib
 
@@ -20,6 +21,7 @@ import jax
 import pytest
 
 from gradaudit import machine
+from gradaudit.report import result, schema
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,6 +44,22 @@ def quick_jit():
     """A jit for programs that run once: compiles several times faster."""
     options = {"xla_backend_optimization_level": 0}
     return functools.partial(jax.jit, compiler_options=options)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def results_are_of_their_schema():
+    """Whatever a test saves is checked against the schema that the package ships."""
+    plain = result.Result._write
+
+    def checked(self, folder):
+        names = plain(self, folder)
+        if type(self).__module__.startswith("gradaudit."):
+            schema.validate(json.loads((folder / result.RESULT).read_text()), "result")
+        return names
+
+    result.Result._write = checked
+    yield
+    result.Result._write = plain
 
 
 @pytest.fixture(scope="module")

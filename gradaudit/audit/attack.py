@@ -1,6 +1,7 @@
 """`ga.attack`: draw victims, let them leak, attack, score."""
 
 import contextlib
+import dataclasses
 import hashlib
 import pathlib
 import time

@@ -16,17 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 from gradaudit import files, machine
-from gradaudit.audit.attack import attack, chosen_model
-from gradaudit.audit.informed import line_up, lineup_and_certificate
+from gradaudit.audit.attack import attack
+from gradaudit.audit.informed import line_up
 from gradaudit.audit.sizes import gradient_norms
 from gradaudit.audit.train import train
-from gradaudit.data import CATALOGUE, load_dataset
+from gradaudit.data import CATALOGUE
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.distinguish import mechanism_audit
 from gradaudit.errors import InputError
 from gradaudit.privacy.statement import epsilon, privacy_as_plain
 from gradaudit.spec import Spec
-from gradaudit.types import Leakage
 
 Plain = dict[str, Any]
 Tell = Callable[[int, int], None]  # how much of the cell is done, of what
@@ -140,34 +139,12 @@ def _in_words(problem: Exception, folder: pathlib.Path) -> str:
 
 
 def _attack(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
-    result = attack(**arguments, keep=folder, progress=tell)
+    # Line-ups are cells of their own.
+    result = attack(**arguments, line_ups=0, keep=folder, progress=tell)
     result.save(folder)
-    return result.to_dict() | {"certificate": _certificate(arguments)}
-
-
-def _certificate(arguments: Plain) -> Plain | None:
-    """Returns the bound on anybody's RMSE success; None without noise to rest on."""
-    data, model, defense = _parts(arguments)
-    found = lineup_and_certificate(
-        model,
-        data,
-        defense,
-        Leakage(arguments["type"]),
-        batch_size=arguments["batch_size"] or 3,
-        local_steps=arguments["local_steps"],
-        success_rmse=arguments["success_rmse"],
-        seed=arguments["seed"],
-        line_ups=0,
-    )
-    bound: Plain | None = None if found is None else found["reconstruction"]
-    return bound
-
-
-def _parts(arguments: Plain) -> tuple[Any, Any, Any]:
-    data, defense = arguments["dataset"], arguments["defense"]
-    data = load_dataset(data) if isinstance(data, str) else data
-    defense = parse_defense(defense) if isinstance(defense, str) else defense
-    return data, chosen_model(arguments["model"], data), defense
+    report = result.to_dict()
+    bounds = report["certificate"]
+    return report | {"certificate": bounds and bounds["reconstruction"]}
 
 
 def _line_up(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:

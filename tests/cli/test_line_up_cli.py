@@ -1,13 +1,17 @@
 """`gradaudit line-up` and `gradaudit calibrate`: what they print and how they end."""
 
 import json
+import types
 
 import pytest
 from typer.testing import CliRunner
 
+from gradaudit.audit import enough
+from gradaudit.audit.line_ups import LineUps
 from gradaudit.cli.app import app
 from gradaudit.cli.line_up import numbers
 from gradaudit.errors import InputError
+from gradaudit.federation.training import Stopped
 
 WORST = ["--from", "worst", "--dataset", "digits", "--victims", "300"]
 HALF = """
@@ -64,6 +68,70 @@ def test_the_least_noise(tmp_path):
     assert (tmp_path / "figures" / "enough.png").exists()
 
 
+def test_calibrate_ends_with_1_where_the_noise_is_not_what_it_says(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(LESS)
+    asked = ("--max-success", 0.15, *WORST, "--defense", f"{file}:mine")
+    told = invoke("calibrate", *asked, "--out", tmp_path / "out", "--json")
+    assert told.exit_code == 1, told.output
+    assert "certificate broken" in told.stderr and "look at" in told.stderr
+    assert json.loads(told.stdout)["metrics"]["certificate_broken"] >= 1
+
+
+LESS = """
+import dataclasses
+from gradaudit import defenses
+
+def mine(sigma: float = 6.0):
+    said = defenses.fed_cdp(sigma=sigma)
+    less = defenses.fed_cdp(sigma=sigma / 4)
+    made = dataclasses.replace(less, mechanisms=said.mechanisms)
+    return dataclasses.replace(made, made_by=mine, parameters=(("sigma", sigma),))
+"""
+
+
+def test_ctrl_c_in_calibrate_keeps_the_answer(tmp_path, monkeypatch):
+    """The least sigma is played first: interrupted after it, it is the answer."""
+    play = LineUps.play
+
+    def until_the_second(table, key, defense):
+        if dict(defense.parameters)["sigma"] < 7:
+            raise KeyboardInterrupt
+        yield from play(table, key, defense)
+
+    monkeypatch.setattr(LineUps, "play", until_the_second)
+    asked = ("--max-success", 0.2, *WORST, "--out", tmp_path, "--json")
+    told = invoke("calibrate", *asked)
+    assert told.exit_code == 130, told.output
+    report = json.loads(told.stdout)
+    assert report["status"] == "interrupted" and len(report["points"]) == 1
+    assert 0.198 <= report["metrics"]["certified"]["value"] <= 0.2
+    assert json.loads((tmp_path / "result.json").read_text()) == report
+
+
+@pytest.mark.parametrize("when", ["first", "second"])
+def test_ctrl_c_in_a_training_of_calibrate_keeps_the_line_ups(
+    tmp_path, monkeypatch, when
+):
+    calls = []
+
+    def trained(*_, out, **__):
+        calls.append(out)
+        if when == "first":
+            raise KeyboardInterrupt
+        stopped = Stopped.INTERRUPTED if len(calls) == 2 else Stopped.ROUNDS
+        return types.SimpleNamespace(stopped=stopped, accuracy=0.5)
+
+    monkeypatch.setattr(enough, "run_training", trained)
+    asked = ("--max-success", 0.2, *WORST, "--train", "--rounds", 2, "--json")
+    told = invoke("calibrate", *asked, "--model", "mlp", "--out", tmp_path)
+    assert told.exit_code == 130, told.output
+    points = json.loads(told.stdout)["points"]
+    accuracies = [point["accuracy"] for point in points]
+    assert accuracies == [None, 0.5 if when == "second" else None, None]
+    assert len(set(calls)) == len(calls)  # each training has a folder of its own
+
+
 @pytest.mark.slow
 def test_the_least_noise_and_the_accuracy_that_is_left(tmp_path):
     told = invoke(
@@ -97,3 +165,12 @@ def test_lists_of_numbers():
     assert numbers("--sigmas", "", float) == []
     with pytest.raises(InputError, match="--sigmas takes numbers"):
         numbers("--sigmas", "a", float)
+
+
+def test_a_capture_leaves_the_folder_of_another_run_alone(tmp_path):
+    old = {"schema_version": 2, "spec": {"command": "other", "arguments": {}}}
+    (tmp_path / "result.json").write_text(json.dumps(old))
+    words = ("line-up", "--captured", "x", "--candidates-file", "digits")
+    told = invoke(*words, "--out", tmp_path)
+    assert told.exit_code == 2 and "--overwrite" in told.stderr, told.output
+    assert json.loads((tmp_path / "result.json").read_text()) == old
