@@ -49,12 +49,12 @@ class AttackResult(Result):
     guess: metrics.Rate
     timing: dict[str, float]
     accounting: dict[str, Any] | None
-    certificate: dict[str, Any] | None  # None: there is no noise
     limitations: list[str]
     inputs: NDArray[np.float32]  # (victims, batch, *shape) as handed in
     truth: NDArray[np.float32]  # (victims, batch, *shape)
     pictures: list[Picture]
     interrupted: bool = False
+    certificate: dict[str, Any] | None = None  # None: there is no noise
     # Of a portfolio: for every row of `scores`, what those found who were asked.
     members: list[tuple[MemberScore, ...]] = dataclasses.field(default_factory=list)
     withheld: bool = False  # pictures and arrays of private data are not written

@@ -194,6 +194,8 @@ WORK = {
     ("ldp",): ("gradaudit.distinguish.ldp_audit", ()),
     ("line-up",): ("gradaudit.audit.informed.line_up", ()),
     ("calibrate",): ("gradaudit.audit.enough.enough_noise", ("--max-success", "0.5")),
+    ("captured", "show"): ("gradaudit.audit.capture.find", (".",)),
+    ("captured", "check"): ("gradaudit.audit.mechanism_check.mechanism_check", (".",)),
     ("data", "list"): ("gradaudit.data.store.data_folder", ()),
     ("data", "fetch"): ("gradaudit.data.fetch.fetch", ("mnist",)),
     ("data", "check"): ("gradaudit.data.fetch.problem", ("mnist",)),
