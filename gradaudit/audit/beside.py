@@ -44,12 +44,12 @@ def line_up_and_certificates(
     """Returns a short line-up and both certificates, as result.json has them.
 
     The line-ups are of the attack's own networks (`states`, one for each draw), in the
-    attack's round, with other clients of the same data. None without noise: there is
-    nothing to certify. Costs well under a second once its two programs are compiled;
-    with `line_ups` = 0 nothing is compiled or played, and the line-up has its
-    certificate only.
+    attack's round, with other clients of the same data. None without noise, where there
+    is nothing to certify, and without `states`, where the round was not ours. Costs
+    well under a second once its two programs are compiled; with `line_ups` = 0 nothing
+    is compiled or played, and the line-up has its certificate only.
     """
-    if not defense.mechanisms:
+    if not defense.mechanisms or not states:
         return None
     alone = leakage is Leakage.EXAMPLE
     batch, steps = (1, 1) if alone else (batch_size, local_steps)

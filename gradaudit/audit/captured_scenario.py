@@ -15,6 +15,7 @@ from gradaudit.audit.scenario import Group, Ids
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses.base import Defense, ToldDefense, init_states
 from gradaudit.errors import InputError, require
+from gradaudit.federation.recipe import ServerState
 from gradaudit.models.model import Model, check_batch
 from gradaudit.types import Leakage, Observation, PyTree, Victim
 
@@ -58,6 +59,11 @@ class Captured:
     def params(self) -> PyTree:
         """The parameters of the first victim: their shapes are those of all."""
         return self.observations[0].params
+
+    @property
+    def states(self) -> tuple[ServerState, ...]:
+        """Nothing: the round was somebody else's."""
+        return ()
 
     @property
     def dataset(self) -> Dataset:

@@ -56,6 +56,10 @@ class Scenario(Protocol):
     def params(self) -> PyTree:
         """The parameters of the first victims: their shapes are those of all."""
 
+    @property
+    def states(self) -> tuple[ServerState, ...]:
+        """What the round began with, of each draw; nothing if it was not ours."""
+
     def groups(self) -> Iterator[Group]:
         """Yields the attacker's side, a group for each set of parameters."""
 
