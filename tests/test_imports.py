@@ -16,6 +16,7 @@ LAYERS = (
     ("_version", "errors"),
     ("files", "mechanism", "types"),
     ("evidence", "machine", "record", "spec", "text", "tree"),
+    ("integrations",),
     ("models", "data"),
     ("attacks", "defenses"),
     ("federation",),

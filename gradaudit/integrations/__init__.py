@@ -1,0 +1,1 @@
+"""Federated frameworks: recording what their clients and servers see."""
