@@ -65,6 +65,14 @@ class Attack:
             "options out"
         )
 
+    def misfit(self, found: Reconstruction, gradient: PyTree) -> float | None:
+        """Returns the share of what leaked that one answer leaves unexplained.
+
+        By the attack's own objective, without its priors; None if it can't say.
+        """
+        del found, gradient
+        return None
+
     def unfit(self, model: Model, observation: Observation) -> str:
         """Returns in words why it can't attack such observations; "" if it can."""
         del model, observation

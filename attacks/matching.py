@@ -25,7 +25,7 @@ from gradaudit.attacks.objective import (
     pixel_box,
 )
 from gradaudit.attacks.optimizers import Optimizer
-from gradaudit.attacks.priors import Prior, apart
+from gradaudit.attacks.priors import Prior, apart, in_nats
 from gradaudit.attacks.problem import Reading
 from gradaudit.attacks.starts import Initialization, Patterned
 from gradaudit.errors import require
@@ -38,6 +38,7 @@ from gradaudit.types import (
     LocalTraining,
     Observation,
     PyTree,
+    Reconstruction,
     Status,
 )
 
@@ -105,6 +106,15 @@ class Matching(Attack):
     def within(self, iterations: int) -> "Matching":
         """Returns the attack with so many iterations at most."""
         return self.budgeted(iterations, None)
+
+    def misfit(self, found: Reconstruction, gradient: PyTree) -> float | None:
+        """Returns the objective without its priors, relative to what leaked."""
+        # A prior in nats weighs next to nothing where there is no noise.
+        priors = tuple(prior for prior in self.priors if not in_nats(prior))
+        inputs = jnp.asarray(found.inputs)
+        penalty = sum(float(prior(inputs)) for prior in priors)
+        value = max(float(found.objective) - penalty, 0.0)
+        return value / float(self.distance.scale(gradient))
 
     def replays(self, training: LocalTraining) -> bool:
         """Returns whether the attack replays several local steps."""

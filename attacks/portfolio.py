@@ -21,7 +21,7 @@ from gradaudit.attacks.turns import Verdict
 from gradaudit.errors import require
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
-from gradaudit.types import Knowledge, Observation
+from gradaudit.types import Knowledge, Observation, PyTree, Reconstruction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +115,11 @@ class Portfolio(Attack):
             return dataclasses.replace(member, attack=own.budgeted(iterations, None))
 
         return dataclasses.replace(self, members=tuple(map(cut, self.members)))
+
+    def misfit(self, found: Reconstruction, gradient: PyTree) -> float | None:
+        """Returns what the criterion found unexplained: a portfolio's objective."""
+        del gradient
+        return float(found.objective)
 
     def judge(
         self, model: Model, observation: Observation, inputs: Any, labels: Any

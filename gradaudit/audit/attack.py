@@ -130,6 +130,8 @@ def attack(
             iterations=chosen.iterations,
             restarts=chosen.restarts,
             members=[member.name for member in chosen.members],
+            noise_told=Knowledge.DEFENSE in adversary.knows
+            and bool(built.defense.mechanisms),
             success_rmse=success_rmse,
             seed=seed,
         )

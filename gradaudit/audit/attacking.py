@@ -121,7 +121,7 @@ class Attacking:
 
         def keep(rows: NDArray[np.int64], handed_in: Reconstruction) -> None:
             self._clock.tick()
-            whole = _finished(evaluator, handed_in, rows)
+            whole = self._finished(evaluator, group, handed_in, rows)
             self._kept.add(whole, self._clock.elapsed)
 
         draw_key = key if draw == 0 else jax.random.fold_in(key, draw)
@@ -135,7 +135,7 @@ class Attacking:
             rebuilt, interrupted = stop.args[0], True
         # What ended together with Ctrl-C was not looked at to the end: it is in the
         # result, and runs again.
-        for each in _finished(evaluator, rebuilt, remaining):
+        for each in self._finished(evaluator, group, rebuilt, remaining):
             if each.score.victim not in done:
                 self._cut[each.score.victim] = each
         return interrupted or is_cut_short(rebuilt)
@@ -158,6 +158,34 @@ class Attacking:
             others = sum(victim not in running for victim in self._kept.finished)
             total = self._run.scenario.count * restarts
             self._progress(others * restarts + ended, total)
+
+    def _finished(
+        self,
+        evaluator: Evaluator,
+        group: Group,
+        handed_in: Reconstruction,
+        rows: NDArray[np.int64],
+    ) -> list[Finished]:
+        """Returns those of these victims that were begun, scored."""
+        begun = np.flatnonzero(np.asarray(handed_in.status) != Status.MISSING).tolist()
+        inputs, trials = np.asarray(handed_in.inputs), np.asarray(handed_in.trial)
+        members = evaluator.member_scores(handed_in, rows)
+
+        def misfit(index: int) -> float | None:
+            read = group.victims.observe(rows[index : index + 1]).first().gradient
+            return self._run.attack.misfit(handed_in.take(index), read)
+
+        return [
+            Finished(
+                dataclasses.replace(score, misfit=misfit(index)),
+                evaluator.trace_of(int(rows[index]), int(trials[index])),
+                inputs[index].copy(),
+                members[index],
+            )
+            for score, index in zip(
+                evaluator.score(handed_in, rows), begun, strict=True
+            )
+        ]
 
     def _result(self, notes: list[str], interrupted: bool) -> AttackResult:
         run, about = self._run, self._run.about
@@ -197,26 +225,6 @@ class Attacking:
             ],
             interrupted=interrupted,
         )  # fmt: skip
-
-
-def _finished(
-    evaluator: Evaluator, handed_in: Reconstruction, rows: NDArray[np.int64]
-) -> list[Finished]:
-    """Returns those of these victims that were begun, scored."""
-    begun = np.flatnonzero(np.asarray(handed_in.status) != Status.MISSING)
-    inputs, trials = np.asarray(handed_in.inputs), np.asarray(handed_in.trial)
-    members = evaluator.member_scores(handed_in, rows)
-    return [
-        Finished(
-            score,
-            evaluator.trace_of(int(rows[index]), int(trials[index])),
-            inputs[index].copy(),
-            members[index],
-        )
-        for score, index in zip(
-            evaluator.score(handed_in, rows), begun.tolist(), strict=True
-        )
-    ]
 
 
 def _guess(run: Run, truth: Any, scores: list[Score]) -> metrics.Rate:

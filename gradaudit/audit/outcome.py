@@ -16,6 +16,11 @@ from gradaudit.report import figures, metrics, tables
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 
+# A relative misfit above it: the search did not converge. Searches that did end below
+# 1e-6 (faces and digits, untrained networks), those of a trained one that were lost at
+# 0.08 (MNIST).
+_EXPLAINED = 1e-3
+
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
@@ -164,7 +169,20 @@ class AttackResult(Result):
             "evaluations": _summary([s.evaluations for s in scores]),
             "label_accuracy": statistics.fmean(s.label_accuracy for s in scores),
             "members": self.by_member(),
+            "unsolved": self._unsolved(),
         }
+
+    def _unsolved(self) -> dict[str, Any] | None:
+        """Returns how many searches failed by their own account; None: can't say.
+
+        Where noise keeps every answer, the truth included, from explaining what was
+        read, a large misfit says nothing of the search.
+        """
+        known = [s.misfit for s in self.scores if s.misfit is not None]
+        if not known or self.about.get("noise_told", False):
+            return None
+        lost = sum(not misfit <= _EXPLAINED for misfit in known)
+        return {"victims": lost, "level": _EXPLAINED}
 
     def by_member(self) -> list[dict[str, Any]] | None:
         """Returns how each attack of a portfolio did on the victims it was asked about.
@@ -175,7 +193,7 @@ class AttackResult(Result):
         if not asked:
             return None
         rows = []
-        for name in self.about["members"]:
+        for name in dict.fromkeys(self.about.get("members", [a.name for a in asked])):
             mine = [each for each in asked if each.name == name]
             hits = sum(each.success for each in mine)
             rows.append(

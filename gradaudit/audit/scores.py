@@ -56,6 +56,7 @@ class Score:
     label_accuracy: float
     oracle_rmse: float
     member: str = ""  # of a portfolio: whose answer was handed in
+    misfit: float | None = None  # by its own objective: what it leaves unexplained
 
 
 @dataclasses.dataclass(frozen=True)

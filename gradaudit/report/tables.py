@@ -54,6 +54,15 @@ def attack_table(result: dict[str, Any]) -> Table:
     if about["batch_size"] * about["local_steps"] > 1:
         share = number(scores["examples_rebuilt"])
         table.add_row("examples rebuilt", share, "share of all examples")
+    unsolved = scores.get("unsolved")
+    if unsolved and unsolved["victims"]:
+        alone = not scores.get("members")
+        remedy = "try --method strongest" if alone else "more may leak"
+        table.add_row(
+            "not solved",
+            f"{unsolved['victims']} of {result['victims']['asked']}",
+            f"own misfit > {unsolved['level']:g}: {remedy}",
+        )
     for member in scores.get("members") or ():
         if member["asked"]:
             table.add_row(*_member(member))

@@ -154,6 +154,23 @@ def test_strongest_lists_its_members_and_is_cheap_where_it_is_easy(tmp_path):
     assert again.to_dict()["metrics"] == result.to_dict()["metrics"]
 
 
+def test_a_search_that_did_not_converge_says_so_itself(capsys):
+    lost = ga.attack(**SMALL, method=GREY)
+    assert lost.asr.value == 0
+    assert lost.to_dict()["metrics"]["unsolved"]["victims"] == 6
+    lost.show()
+    assert "strongest" in capsys.readouterr().out
+    found = ga.attack(**SMALL, method="cpl", iterations=25)
+    solved = [s.misfit <= 1e-3 for s in found.scores]
+    assert solved.count(False) == found.to_dict()["metrics"]["unsolved"]["victims"] <= 1
+
+
+def test_under_noise_that_is_told_nobody_says_that_a_search_is_lost():
+    asked = SMALL | {"victims": 1, "draws": 1, "iterations": 1}
+    result = ga.attack(**asked, defense="fed-cdp:sigma=0.01", threat="aware")
+    assert result.to_dict()["metrics"]["unsolved"] is None
+
+
 def test_a_portfolio_refuses_what_it_cannot_be():
     with pytest.raises(InputError, match="at least one"):
         Portfolio(())

@@ -17,6 +17,7 @@ from gradaudit.audit.outcome import AttackResult
 from gradaudit.audit.scenario import Simulated
 from gradaudit.audit.scores import Score
 from gradaudit.cli.app import app
+from gradaudit.models.networks import build_model
 from gradaudit.report import metrics
 from gradaudit.spec import Spec
 
@@ -223,8 +224,9 @@ def test_a_run_of_several_draws_begins_like_a_run_of_one():
 
 
 def test_several_networks_are_drawn_unless_one_is_asked_for_or_trained():
-    assert [_draws(None, victims, 0) for victims in (5, 4, 2)] == [4, 4, 2]
-    assert _draws(None, 5, 1) == _draws(1, 5, 0) == 1
+    model = build_model("mlp", (4,), 2)
+    assert [_draws(None, victims, 0, model) for victims in (5, 4, 2)] == [4, 4, 2]
+    assert _draws(None, 5, 1, model) == _draws(1, 5, 0, model) == 1
     wanted = SMALL | {"iterations": 2}
     assert ga.attack(victims=5, **wanted).draws == 4
     one = ga.attack(victims=3, draws=1, **wanted)
