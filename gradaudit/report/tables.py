@@ -56,13 +56,10 @@ def attack_table(result: dict[str, Any]) -> Table:
         table.add_row("examples rebuilt", share, "share of all examples")
     unsolved = scores.get("unsolved")
     if unsolved and unsolved["victims"]:
-        alone = not scores.get("members")
-        remedy = "try --method strongest" if alone else "more may leak"
-        table.add_row(
-            "not solved",
-            f"{unsolved['victims']} of {result['victims']['asked']}",
-            f"own misfit > {unsolved['level']:g}: {remedy}",
-        )
+        remedy = "more may leak" if scores["members"] else "try --method strongest"
+        count = f"{unsolved['victims']} of {result['victims']['asked']}"
+        words = f"own misfit > {unsolved['level']:g}: {remedy}"
+        table.add_row("not solved", count, words)
     for member in scores.get("members") or ():
         if member["asked"]:
             table.add_row(*_member(member))
