@@ -57,9 +57,9 @@ def attack_table(result: dict[str, Any]) -> Table:
     unsolved = scores.get("unsolved")
     if unsolved and unsolved["victims"]:
         remedy = "more may leak" if scores["members"] else "try --method strongest"
-        count = f"{unsolved['victims']} of {result['victims']['asked']}"
+        lost = f"{unsolved['victims']} of {result['victims']['asked']}"
         words = f"own misfit > {unsolved['level']:g}: {remedy}"
-        table.add_row("not solved", count, words)
+        table.add_row("not solved", lost, words)
     for member in scores.get("members") or ():
         if member["asked"]:
             table.add_row(*_member(member))

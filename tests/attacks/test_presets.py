@@ -75,3 +75,10 @@ def test_every_preset_that_iterates_takes_both():
     for name in MATCHING:
         known = inspect.signature(PRESETS[name].make).parameters
         assert {"iterations", "restarts"} <= set(known)
+
+
+def test_the_published_weight_is_the_first_of_those_that_are_chosen_from():
+    chosen = parse("gradinv-chosen", iterations=7)
+    assert chosen.members[0].attack == parse("gradinv", iterations=7)
+    assert chosen.solved == 0.0  # all of them are asked about everybody
+    assert len({member.attack.priors for member in chosen.members}) == 3
