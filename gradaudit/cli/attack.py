@@ -163,6 +163,8 @@ def attack_and_save(
     several: tuple[str | None, int | None, int | None] = (None, None, None),
 ) -> dict[str, Any]:
     """Runs the attack with a bar, writes and shows the result; returns it."""
+    if several[2] in (None, 0):  # before anything is waited for
+        console.check_folder(folder)
     with _together(several, "max_asr" in asked) as leads:
         if not leads:
             _attack_a_part(asked)

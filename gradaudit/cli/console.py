@@ -322,27 +322,31 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Tell]:
         yield tell
 
 
-_SMALL_RESULT = 1 << 16  # bytes of room without which no work is begun
+_SMALL_RESULT = 1 << 12  # bytes of room without which no work is begun
 _held = contextlib.ExitStack()  # folders, until the command ends
 
 
-def ready_folder(folder: pathlib.Path) -> pathlib.Path:
-    """Makes the result folder before the work, or says why it can't be used.
-
-    There is room for a small result; until the command ends, no other run may write
-    there.
-    """
+def check_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Makes the folder, with room for a small result, or says why it can't be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(_SMALL_RESULT))
             probe.flush()
-            _held.enter_context(files.one_run_in(folder))
-            return folder
     except (OSError, ValueError) as error:
         raise InputError(
             f"results can't be written to {folder}: {error}; choose another --out"
         ) from None
+    return folder
+
+
+def ready_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Makes the result folder before the work, or says why it can't be used.
+
+    Until the command ends, no other run may write there.
+    """
+    _held.enter_context(files.one_run_in(check_folder(folder)))
+    return folder
 
 
 def claim_folder(

@@ -17,7 +17,11 @@ LDP = ["ldp", "--epsilon", "1", "--adversary", "gradient-flip,dummy-gradient"]
 LDP += ["--box", "white", "--trials", "200", "--measurements", "1"]
 LINE_UP = ["line-up", "--dataset", "digits", "--model", "dpfl-2conv"]
 LINE_UP += ["--victims", "8", "--draws", "1", "--candidates", "3"]
+AUDIT = ["audit", "--dataset", "cancer", "--attack", "analytic", "--type", "2"]
+AUDIT += ["--threat", "curious", "--mechanism-trials", "0", "--victims", "8"]
+AUDIT += ["--defense", "none", "--defense", "prune:at=update"]
 SMALL = {"attack": ATTACK, "train": TRAIN, "ldp": LDP, "line-up": LINE_UP}
+SMALL |= {"audit": AUDIT}
 
 PROGRAM = [sys.executable, "-m", "gradaudit.cli"]
 
@@ -46,11 +50,16 @@ def ran(words, folder, environment=None, **more):
     return finished(started(words, folder, environment, **more))
 
 
+def document(folder):
+    """Returns where the numbers of a run are."""
+    audit = pathlib.Path(folder, "audit.json")
+    return audit if audit.exists() else pathlib.Path(folder, "result.json")
+
+
 def essence(folder):
     """Returns all of a result but how long it took, and where."""
     folder = pathlib.Path(folder)
-    report = json.loads((folder / "result.json").read_text())
-    found = {"result": untimed(report)}
+    found = {"result": untimed(json.loads(document(folder).read_text()))}
     table = folder / "trials.csv"
     if table.exists():
         found["trials"] = table.read_text()
@@ -66,7 +75,13 @@ def essence(folder):
     return found
 
 
-TIMES = ("timing", "seconds", "milliseconds_per_client_and_iteration", "environment")
+TIMES = (
+    "timing",
+    "seconds",
+    "milliseconds_per_client_and_iteration",
+    "environment",
+    "date",
+)
 
 
 def untimed(value):

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 
 import pytest
 from typer.testing import CliRunner
@@ -34,6 +35,20 @@ def test_out_is_checked_before_the_work(name, place, monkeypatch):
     done = invoke(*COMMANDS[name], "--out", place)
     assert done.exit_code == 2, done.output
     assert "can't be written" in done.stderr and "--out" in done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_disk_is_said_before_the_work(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(ga.machine, "configure", lambda: pytest.fail("work began"))
+    limit = resource.RLIMIT_FSIZE
+    before = resource.getrlimit(limit)
+    resource.setrlimit(limit, (1000, before[1]))
+    try:
+        done = invoke(*COMMANDS[name], "--out", tmp_path / "out")
+    finally:
+        resource.setrlimit(limit, before)
+    assert done.exit_code == 2, done.output
+    assert "can't be written" in done.stderr and "File too large" in done.stderr
 
 
 def test_a_plot_that_cannot_be_written_ends_in_words(tmp_path):

@@ -11,12 +11,22 @@ import time
 import pytest
 
 from gradaudit.files import LOCK
-from tests.faults.commands import ATTACK, LDP, SMALL, essence, finished, ran, started
+from tests.faults.commands import (
+    ATTACK,
+    LDP,
+    SMALL,
+    document,
+    essence,
+    finished,
+    ran,
+    started,
+)
 
 pytestmark = pytest.mark.slow
 
-# kill -9 and SIGTERM, how often each: 26 random moments.
+# kill -9 and SIGTERM, how often each: 32 random moments.
 KILLS = {"attack": (8, 4), "train": (4, 3), "ldp": (2, 3), "line-up": (0, 2)}
+KILLS |= {"audit": (4, 2)}
 CASES = sum(sum(counts) for counts in KILLS.values())
 
 
@@ -74,7 +84,7 @@ def test_after_any_end_the_same_command_goes_on_to_the_same_result(
         print(f"{name}: {number.name} after {after:.2f} s: exit {code}")
         for path in tmp_path.glob("*.json"):
             json.loads(path.read_text())  # whole, at every moment
-        report = tmp_path / "result.json"
+        report = document(tmp_path)
         if code == 130 and report.exists():
             assert json.loads(report.read_text())["status"] in (
                 *("interrupted", "done", "finished"),
@@ -121,8 +131,8 @@ def test_two_runs_in_one_folder(tmp_path, undisturbed):
 
 
 def tiny_files():
-    """No file may grow beyond 2 kB, as on a disk that is full."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+    """No file may grow beyond 6 kB, as on a disk that gets full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -137,7 +147,7 @@ def test_a_full_disk_ends_in_words_and_leaves_the_old_result(name, tmp_path):
     assert essence(tmp_path / "out") == before
     code, said = ran(SMALL[name], tmp_path / "new", off, preexec_fn=tiny_files)
     assert code == 2 and "can't be written" in said, said
-    assert not (tmp_path / "new" / "result.json").exists()
+    assert not document(tmp_path / "new").exists()
     code, said = ran(SMALL[name], tmp_path / "new")  # there is room again
     assert code == 0, said
     assert essence(tmp_path / "new") == before
