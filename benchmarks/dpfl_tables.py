@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradaudit import defenses
-from gradaudit.audit.train import train
+from gradaudit.audit.train import TrainingResult, train
 from gradaudit.benchmarks.attack_cells import STALL, VICTIMS, attacking, error, rate
 from gradaudit.benchmarks.papers import published
 from gradaudit.benchmarks.suite import (
@@ -33,8 +33,9 @@ from gradaudit.data import Iid, Shards
 from gradaudit.defenses.base import init_states, run
 from gradaudit.defenses.layers import Importance
 from gradaudit.federation.setting import Optimizer, Selection, Setting
-from gradaudit.federation.training import Progress, Stopped, evaluate
+from gradaudit.federation.training import Stopped, evaluate
 from gradaudit.models.networks import build_model
+from gradaudit.types import PyTree
 
 EPSILONS = (0.5, 1.0, 5.0, 10.0)
 _MODELS = {"mnist": "dpfl-2conv", "fashion-mnist": "dpfl-2conv", "digits": "dpfl-2conv"}
@@ -65,25 +66,8 @@ def measure_allocation(
     the mean over draws of the noise.
     """
     data, test = data_of(dataset)
-    last: list[Progress] = []
-
-    def on_round(progress: Progress) -> None:
-        context.tell("training", int(progress.state.round), epochs + 1)
-        last[:] = [progress]
-
-    result = train(
-        data_of(dataset),
-        model=_MODELS[dataset],
-        setting=_one_place(len(data), epochs + 1),
-        seed=seed,
-        on_round=on_round,
-    )
-    if result.stopped is Stopped.INTERRUPTED:
-        raise KeyboardInterrupt
     model = build_model(_MODELS[dataset], data.shape, data.classes)
-    began = last[0].began
-    assert began is not None
-    before, after = began.params, result.params
+    before, after = _two_models(context, dataset, epochs, seed)
     update = jax.tree.map(lambda new, old: new - old, after, before)
     inputs, labels = jnp.asarray(test.inputs), jnp.asarray(test.labels)
 
@@ -101,6 +85,31 @@ def measure_allocation(
             for epsilon in EPSILONS
         }
     return answers
+
+
+def _two_models(
+    context: Context, dataset: str, epochs: int, seed: int
+) -> tuple[PyTree, PyTree]:
+    """Returns a model after some epochs, and after one more; goes on where it ended."""
+
+    def until(rounds: int, overwrite: bool = False) -> TrainingResult:
+        result = train(
+            data_of(dataset),
+            model=_MODELS[dataset],
+            setting=_one_place(len(data_of(dataset)[0]), rounds),
+            seed=seed,
+            out=context.folder,
+            overwrite=overwrite,
+            on_round=lambda p: context.tell("training", int(p.state.round), epochs + 1),
+        )
+        if result.stopped is Stopped.INTERRUPTED:
+            raise KeyboardInterrupt
+        return result
+
+    first = until(epochs)
+    if len(first.history) > epochs:  # an earlier run has gone further already
+        first = until(epochs, overwrite=True)
+    return first.params, until(epochs + 1).params
 
 
 def _noisy(
@@ -194,6 +203,7 @@ def measure_federated(
         public_examples=public,
         seed=seed,
         evaluate_every=evaluate_every,
+        out=context.folder,
         on_round=lambda p: context.tell("training", int(p.state.round), rounds),
     )
     if result.stopped is Stopped.INTERRUPTED:
