@@ -21,6 +21,7 @@ _EXPORTS = {
     "identify": "gradaudit.audit.identify",
     "ldp_audit": "gradaudit.distinguish",
     "line_up": "gradaudit.audit.informed",
+    "load": "gradaudit.report.saved",
     "load_dataset": "gradaudit.data",
     "mechanism_check": "gradaudit.audit.mechanism_check",
     "train": "gradaudit.audit.train",
@@ -38,7 +39,7 @@ _MODULES = {
     "record",  # a module that can be called
 }
 
-__all__ = ["__version__", *sorted(_EXPORTS), *sorted(_MODULES)]
+__all__ = ["__version__", "plot", *sorted(_EXPORTS), *sorted(_MODULES)]
 
 
 def __getattr__(name: str) -> Any:
@@ -46,6 +47,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_EXPORTS[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"gradaudit.{name}")
+    if name == "plot":
+        return importlib.import_module("gradaudit.report.plot")
     raise AttributeError(f"module 'gradaudit' has no attribute {name!r}")
 
 

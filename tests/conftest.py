@@ -21,6 +21,7 @@ import jax
 import pytest
 
 from gradaudit import machine
+from gradaudit.federation.setting import Setting
 from gradaudit.report import result, schema
 
 
@@ -37,6 +38,32 @@ def pytest_configure(config: pytest.Config) -> None:
 def root() -> pathlib.Path:
     """The checkout."""
     return pathlib.Path(__file__).resolve().parent.parent
+
+
+# A closed form on small pictures: a whole audit, real, within seconds.
+SMALL_AUDIT = {
+    "datasets": ["digits"],
+    "model": "mlp",
+    "attacks": ["analytic"],
+    "threats": ["curious", "informed"],
+    "types": [2],
+    "defenses": ["none", "fed-cdp:sigma=3"],
+    "victims": 6,
+    "draws": 2,
+    "line_ups": 12,
+    "candidates": 3,
+    "looks": [1, 4],
+    "mechanism_trials": 1000,
+    "setting": Setting(10, 5, local_steps=2, batch_size=2, rounds=2, examples=20),
+}
+
+
+@pytest.fixture(scope="session")
+def audited(tmp_path_factory):
+    """The small audit, done; tests may go on in its folder, and leave it as it is."""
+    import gradaudit as ga
+
+    return ga.audit(**SMALL_AUDIT, out=tmp_path_factory.mktemp("audit"))
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ from typing import Any
 from gradaudit.audit.cells import DONE, FAILED, INTERRUPTED, MISSING
 from gradaudit.audit.grid import Grid, Guard
 from gradaudit.audit.limits import Gates
-from gradaudit.audit.threat import Threat
-from gradaudit.audit.verdict import PLACES, claims_of, headline, places, verdict_of
+from gradaudit.audit.threat import KNOWN, Threat
 from gradaudit.report.result import SCHEMA_VERSION
+from gradaudit.report.verdict import PLACES, claims_of, headline, places, verdict_of
 from gradaudit.types import Leakage
 
 Plain = dict[str, Any]
@@ -171,7 +171,7 @@ def _threat(cell: Plain) -> Plain:
     return {
         "name": cell["threat"],
         "type": cell["type"],
-        "knows": sorted(need.value for need in adversary.knows),
+        "knows": [*KNOWN, *sorted(need.value for need in adversary.knows)],
         "alters": "nothing",
     }
 
@@ -217,16 +217,22 @@ def _mechanism(cell: Plain, outcome: Plain) -> Plain:
     found = result["result"]
     claim, bound = found["claim"], found["lower_bound"]
     exact = found["closed_form"]
-    words = {
-        "refuted": "One release is not what is claimed",
-        "consistent": "One release is consistent with what is claimed",
-        "can't tell": "Too few trials to say whether one release is what is claimed",
-    }[found["verdict"]]
-    amounts = "" if exact is None else f"; its parts amount to epsilon = {exact:.3g}"
-    sentence = (
-        f"{words}: epsilon = {claim['epsilon']:.3g} is claimed{amounts}; "
-        f"{found['trials']:,} trials prove epsilon >= {bound:.3g}."
-    )
+    claimed = f"epsilon = {claim['epsilon']:.3g}"
+    amounts = "" if exact is None else f" It amounts to epsilon = {exact:.3g}."
+    proven = f"{found['trials']:,} trials prove epsilon >= {bound:.3g}"
+    if bound > (claim["epsilon"] if exact is None else exact) * 1.001:
+        sentence = f"No: {proven}, and one release claims {claimed}.{amounts}"
+    elif found["verdict"] == "refuted":
+        sentence = (
+            f"It is on, and less than what is claimed: one release claims {claimed}."
+            f"{amounts} {proven}."
+        )
+    else:
+        doubt = ", which is too few to refute it" * (found["verdict"] == "can't tell")
+        sentence = (
+            f"Nothing speaks against it: one release claims {claimed}.{amounts} "
+            f"{proven}{doubt}."
+        )
     return about | {
         "verdict": found["verdict"],
         "sentence": sentence,

@@ -194,7 +194,8 @@ class Attacking:
         scores, traces = [row.score for row in rows], [row.trace for row in rows]
         truth = run.scenario.truth(np.asarray(sorted(everybody)))
         private = np.asarray(truth.inputs)
-        pictured = [i for i, trace in enumerate(traces) if trace.frames or i == 0]
+        searched = [i for i, trace in enumerate(traces) if trace.frames]
+        pictured = searched or list(range(len(traces)))  # a closed form has no frames
         return AttackResult(
             spec=self._spec,
             about=about,
@@ -217,11 +218,7 @@ class Attacking:
             inputs=np.stack([row.inputs for row in rows]) if rows else private,
             truth=private,
             pictures=[
-                Picture(
-                    scores[i].victim, private[i], traces[i].frames, rows[i].inputs,
-                    metrics.match(private[i], np.nan_to_num(rows[i].inputs)),
-                )
-                for i in pictured[:PICTURED]
+                Picture(scores[i].victim, traces[i].frames) for i in pictured[:PICTURED]
             ],
             interrupted=interrupted,
         )  # fmt: skip

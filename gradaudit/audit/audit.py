@@ -22,6 +22,7 @@ from gradaudit.audit.grid import Grid
 from gradaudit.audit.limits import Gates
 from gradaudit.errors import InputError, require
 from gradaudit.report import summary
+from gradaudit.report.page import page
 from gradaudit.report.result import AUDIT, Result, claim
 from gradaudit.spec import Spec
 
@@ -71,6 +72,9 @@ class AuditResult(Result):
         return {
             "summary.md": lambda: summary.markdown(self.document),
             "junit.xml": lambda: summary.junit(self.document),
+            "report.html": lambda: page(
+                self.document, self.folder, self.include_reconstructions
+            ),
         }
 
     def save(self, folder: pathlib.Path | str) -> pathlib.Path:

@@ -10,13 +10,13 @@ import numpy as np
 
 from gradaudit import files, machine
 from gradaudit.audit.line_ups import DOUBT, Cell, From, LineUps, line_ups_of
-from gradaudit.audit.threat import Threat, transforms_seen
+from gradaudit.audit.threat import KNOWN, Threat, transforms_seen
 from gradaudit.data import Dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.base import Defense
 from gradaudit.errors import InputError
 from gradaudit.models.model import Model
-from gradaudit.report import certified
+from gradaudit.report import plot
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 
@@ -85,7 +85,7 @@ class LineUpResult(Result):
 
     def figures(self) -> dict[str, Callable[[], Any]]:
         """Returns measured, certified and guessing over looks or sigma."""
-        return {"figures/line_up.png": lambda: certified.line_up_figure(self)}
+        return {"figures/line_up.png": lambda: plot.line_up(self)}
 
 
 def line_up(
@@ -213,7 +213,7 @@ def _threat(table: LineUps) -> dict[str, Any]:
         "type": int(table.leakage),
         "looks": list(table.looks),
         "looks_at": "fresh parameters" if table.fresh else "the same parameters",
-        "knows": sorted(need.value for need in adversary.knows),
+        "knows": [*KNOWN, *sorted(need.value for need in adversary.knows)],
         "alters": "nothing",
         "selection": "the candidate under which what was read is likeliest",
     }

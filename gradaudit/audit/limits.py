@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gradaudit.audit.gate import Verdict, judge, victims_needed
-from gradaudit.audit.verdict import WORTH
 from gradaudit.errors import require
 from gradaudit.report.metrics import Rate
+from gradaudit.report.verdict import WORTH
 
 Plain = dict[str, Any]
 HELD, BROKEN, UNCLEAR = (each.value for each in Verdict)

@@ -12,7 +12,7 @@ from rich.console import Console
 from gradaudit import files
 from gradaudit.audit.beside import broken_certificates
 from gradaudit.audit.scores import MemberScore, Score, Trace
-from gradaudit.report import figures, metrics, tables
+from gradaudit.report import figures, metrics, plot, tables
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 
@@ -20,23 +20,15 @@ from gradaudit.spec import Spec
 # 1e-6 (faces and digits, untrained networks), those of a trained one that were lost at
 # 0.08 (MNIST).
 _EXPLAINED = 1e-3
+_FRAMES = 6  # of a victim that is shown, between private and rebuilt
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """One victim to look at: the truth, the iterates over time, what was handed in."""
+    """One victim to look at: what the attacker had of it over time."""
 
     victim: int
-    truth: NDArray[np.float32]  # (batch, *shape)
     frames: dict[int, NDArray[np.float32]]  # iteration -> (batch, *shape)
-    final: NDArray[np.float32]
-    order: NDArray[np.intp]  # which of `final` is matched to which truth
-
-    def errors(self) -> list[float]:
-        """Returns each private example's RMSE."""
-        wrong = self.truth - np.clip(self.final[self.order], 0.0, 1.0)
-        flat = np.square(wrong).reshape(len(self.truth), -1)
-        return [float(error) for error in np.sqrt(flat.mean(axis=1))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,14 +223,28 @@ class AttackResult(Result):
         return {"trials.csv": [dataclasses.asdict(score) for score in self.scores]}
 
     def arrays(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Returns reconstructions.npz, unless it is withheld."""
+        """Returns reconstructions.npz, unless it is withheld.
+
+        `frames` are what the attacker had of the `pictured` at `iterations`.
+        """
         if self.withheld:
             return {}
+        shown = _iterations_shown(self.pictures)
+        shape = (len(self.pictures), len(shown), *self.truth.shape[1:])
+        frames = np.full(shape, np.nan, np.float32)
+        for row, picture in enumerate(self.pictures):
+            for column, iteration in enumerate(shown):
+                earlier = [i for i in picture.frames if i <= iteration]
+                if earlier:
+                    frames[row, column] = picture.frames[max(earlier)]
         return {
             "reconstructions.npz": {
                 "truth": self.truth,
                 "reconstruction": self.inputs,
                 "victim": np.asarray([s.victim for s in self.scores]),
+                "pictured": np.asarray([p.victim for p in self.pictures], np.int64),
+                "iterations": np.asarray(shown, np.int64),
+                "frames": frames,
             }
         }
 
@@ -247,7 +253,7 @@ class AttackResult(Result):
         drawn: dict[str, Callable[[], Any]] = {}
         shown = self.pictures and not self.withheld
         if shown and self.truth.ndim == 5 and self.truth.shape[-1] in (1, 3):
-            drawn["figures/victims.png"] = lambda: figures.reconstruction_grid(self)
+            drawn["figures/victims.png"] = lambda: plot.reconstructions(self)
         if any(len(trace.rmse) > 1 for trace in self.traces):
             drawn["figures/convergence.png"] = lambda: figures.convergence(self)
         return drawn
@@ -255,6 +261,15 @@ class AttackResult(Result):
     def show(self) -> None:
         """Prints the table that the command line prints."""
         Console(highlight=False).print(tables.attack_table(self.to_dict()))
+
+
+def _iterations_shown(pictures: list[Picture]) -> list[int]:
+    """Returns at most so many of the iterations that were kept, first and last."""
+    every = sorted({i for picture in pictures for i in picture.frames})
+    if len(every) <= _FRAMES:
+        return every
+    chosen = np.linspace(0, len(every) - 1, _FRAMES).round().astype(int)
+    return [every[i] for i in chosen]
 
 
 def _summary(values: list[Any]) -> dict[str, float | None]:

@@ -23,6 +23,11 @@ THREATS = {
     "informed": _INFORMED,
     "malicious": _MALICIOUS,
 }
+# What everybody knows.
+KNOWN = (
+    "the model and its parameters",
+    "the batch size, the local steps and the learning rate",
+)
 # Of no use to an attack that does not say that it needs them.
 _FOR_SPECIALISTS = frozenset({Knowledge.CANDIDATES, Knowledge.PARAMETERS})
 # What can be added to a named threat: `curious+labels`.
@@ -83,11 +88,7 @@ class Threat:
             "type": int(self.reads),
             "reads": _READS[self.reads],
             "looks": self.looks,
-            "knows": [
-                "the model and its parameters",
-                "the batch size, the local steps and the learning rate",
-                *granted,
-            ],
+            "knows": [*KNOWN, *granted],
             "alters": "the parameters that clients receive"
             if Knowledge.PARAMETERS in self.knows
             else "nothing",

@@ -17,6 +17,7 @@ from gradaudit.cli import (
     ldp,
     line_up,
     listing,
+    report,
     run,
     train,
 )
@@ -40,6 +41,7 @@ app.command("attack", epilog=attack.EPILOG)(attack.attack)
 app.command("audit", epilog=audit.EPILOG)(audit.audit)
 app.command("train", epilog=train.EPILOG)(train.train)
 app.command("run", epilog=run.EPILOG)(run.run)
+app.command("report", epilog=report.EPILOG)(report.report)
 app.command("list", epilog="Example: gradaudit list defenses")(listing.list_everything)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")

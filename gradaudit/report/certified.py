@@ -1,19 +1,19 @@
 """Measured beside certified: tables and figures of line-ups and of calibration."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from gradaudit.report.drawing import COLOURS, GREY, legend, picture, plain, say
+from gradaudit.report.figures_of_privacy import measured_line
+
 if TYPE_CHECKING:
     from gradaudit.audit.enough import EnoughResult
     from gradaudit.audit.informed import LineUpResult
-    from gradaudit.audit.line_ups import Cell
 
 
 def line_up_table(result: "LineUpResult") -> Group:
@@ -67,78 +67,6 @@ def certificate_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [*rows, ("rebuilt by anybody", f"at most {rebuilt['value']:.3f}", before)]
 
 
-def _figure(columns: int) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(1.2 + 2.9 * columns, 3.6), layout="constrained")
-    return figure, figure.subplots(1, columns, sharey=True, squeeze=False)[0]
-
-
-def line_up_figure(result: "LineUpResult") -> Any:
-    """Draws measured, certified and guessing, a panel for each number of candidates.
-
-    Over sigma where it was varied (a colour for each number of looks), else over
-    looks.
-    """
-    cells = result.cells
-    varied = cells[0].sigma is not None
-    counts = list(dict.fromkeys(cell.candidates for cell in cells))
-    figure, grid = _figure(len(counts))
-    for axes, count in zip(grid, counts, strict=True):
-        mine = [cell for cell in cells if cell.candidates == count]
-        axes.axhline(1 / count, color="grey", ls=":", lw=1, label="guessing")
-        lines = list(dict.fromkeys(cell.looks for cell in mine)) if varied else [None]
-        for index, looks in enumerate(lines):
-            chosen = [cell for cell in mine if looks in (None, cell.looks)]
-            name = "" if looks is None else f", {looks} look{'s' * (looks > 1)}"
-            _line_up_line(axes, chosen, varied, f"C{index}", name)
-        axes.set(
-            xscale="log",
-            yscale="log",
-            ylim=(0.4 / max(counts), 1.3),
-            xlabel="noise multiplier σ" if varied else "looks",
-            title=f"one of {count}",
-        )
-        places = sorted({cell.sigma or cell.looks for cell in mine})
-        axes.set_xticks(places, [f"{place:g}" for place in places])
-        axes.minorticks_off()
-        axes.grid(alpha=0.2)
-    grid[0].set_ylabel("victim picked")
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        fontsize=8,
-        loc="outside lower center",
-        ncols=min(3, len(labels)),
-    )
-    about = result.about
-    figure.suptitle(
-        f"type {about['type']}, {about['defense']} on {about['dataset']}", fontsize=9
-    )
-    return figure
-
-
-def _line_up_line(
-    axes: Any, cells: "Sequence[Cell]", varied: bool, color: str, name: str
-) -> None:
-    places = [cell.sigma if varied else cell.looks for cell in cells]
-    rates = [cell.measured for cell in cells]
-    values = np.asarray([rate.value for rate in rates])
-    ends = [values - [r.low for r in rates], [r.high for r in rates] - values]
-    floor = 0.5 / max(cell.candidates for cell in cells)
-    if not values.all():  # nothing picked: an arrow at the foot, also of a log scale
-        none = [place for place, value in zip(places, values, strict=True) if not value]
-        axes.plot(none, [floor] * len(none), "v", ms=5, color=color, mfc="none")
-    axes.errorbar(
-        places, values, np.abs(ends), fmt="o-", ms=4, lw=1.2, capsize=2, color=color,
-        label=f"measured{name}",
-    )  # fmt: skip
-    bounds = [cell.certified.value for cell in cells]
-    if all(value is not None for value in bounds):
-        axes.plot(places, bounds, "--", color=color, lw=1.2, label=f"certified{name}")
-
-
 def enough_table(result: "EnoughResult") -> Group:
     """Returns the least sigma that is enough, and a row for each that was tried."""
     about = result.about
@@ -166,36 +94,37 @@ def enough_table(result: "EnoughResult") -> Group:
 
 def enough_figure(result: "EnoughResult") -> Any:
     """Draws sigma against measured, certified and, if there was training, accuracy."""
-    figure, (axes,) = _figure(1)
+    figure = picture(height=3.8)
+    axes = figure.subplots()
     cells = [
         dataclasses.replace(p.line_up, certified=p.certified) for p in result.points
     ]
-    _line_up_line(axes, cells, True, "C0", "")
+    style = {"color": COLOURS[0], "marker": "o"}
+    measured_line(axes, [cell.to_dict() for cell in cells], True, style, "measured")
     guessing = cells[0].guessing
-    axes.axhline(guessing, color="grey", ls=":", lw=1, label="guessing")
-    axes.axhline(result.limit, color="C3", ls="-.", lw=1, label="allowed")
-    axes.axvline(result.sigma, color="C3", lw=0.8)
+    axes.axhline(guessing, color=GREY, ls=":", lw=1, label="guessing")
+    axes.axhline(result.limit, color=COLOURS[1], ls="-.", lw=1, label="allowed")
+    axes.axvline(result.sigma, color=COLOURS[1], lw=0.8)
     if result.chosen.accuracy is not None:
         trained = [point for point in result.points if point.accuracy is not None]
         axes.plot(
             [point.sigma for point in trained],
             [point.accuracy for point in trained],
             "s-",
-            color="C2",
+            color=COLOURS[2],
             ms=4,
             label="accuracy",
         )
-    axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="noise multiplier σ")
+    plain(axes, xscale="log", ylim=(-0.02, 1.02), xlabel="noise multiplier σ")
     sigmas = [point.sigma for point in result.points]
     axes.set_xticks(sigmas, [f"{sigma:.3g}" for sigma in sigmas])
     axes.minorticks_off()
+    legend(figure, axes)
     about = result.about
-    axes.set_title(
-        f"type {about['type']}, {about['defense']} on {about['dataset']}:\n"
+    say(
+        figure,
         f"σ = {result.sigma:.4g} keeps everybody at {result.limit:g} of one of "
-        f"{about['candidates'][0]}",
-        fontsize=9,
+        f"{about['candidates'][0]}: type {about['type']}, {about['defense']} on "
+        f"{about['dataset']}",
     )
-    axes.grid(alpha=0.2)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     return figure

@@ -1,4 +1,4 @@
-"""Figures: what was private and what was rebuilt, curves, epsilon."""
+"""Curves of single runs: searches, trainings, accounting, local privacy."""
 
 import pathlib
 import textwrap
@@ -13,85 +13,18 @@ from gradaudit.privacy.methods import METHODS, ask
 from gradaudit.report.result import write_figure
 
 if TYPE_CHECKING:
-    from gradaudit.audit.outcome import AttackResult, Picture
+    from gradaudit.audit.outcome import AttackResult
     from gradaudit.distinguish.bounds import Cell
     from gradaudit.distinguish.whitebox import NormPoint
     from gradaudit.federation.training import RoundRecord
 
-_SIDE = 1.15  # inches of an image
-
-
-_COLUMNS = 8  # frames of a row, the last one being what was handed in
-
-
 _LINES = 200  # searches that are drawn; more are a blot
-
-
-def reconstruction_grid(result: "AttackResult") -> Any:
-    """Rows are private images; columns the truth, the iterates, the hand-in."""
-    from matplotlib.figure import Figure
-
-    rows = [
-        (picture, example)
-        for picture in result.pictures
-        for example in range(len(picture.truth))
-    ][:12]
-    shown = _iterations_shown(result)
-    columns = ["private", *(f"iteration {i}" for i in shown), "rebuilt"]
-    height, width = result.truth.shape[2:4]
-    gap = max(1, width // 12)
-    tops = np.arange(len(rows)) * (height + gap)
-    lefts = np.arange(len(columns)) * (width + gap)
-    # One picture of them all: an axis for each would take seconds.
-    canvas = np.ones((tops[-1] + height, lefts[-1] + width, 3))
-    for top, (picture, example) in zip(tops, rows, strict=True):
-        for left, image in zip(lefts, _film(picture, example, shown), strict=True):
-            canvas[top : top + height, left : left + width] = image
-    figure = Figure(
-        figsize=(
-            len(columns) * _SIDE + 0.6,
-            len(rows) * _SIDE * height / width + 0.5,
-        ),
-        layout="constrained",
-    )
-    axis = figure.subplots()
-    axis.imshow(canvas)
-    axis.set_xticks(lefts + (width - 1) / 2, columns)
-    errors = [f"{picture.errors()[example]:.1e}" for picture, example in rows]
-    axis.set_yticks(tops + (height - 1) / 2, errors)
-    axis.xaxis.tick_top()
-    axis.yaxis.tick_right()
-    axis.tick_params(length=0, labelsize=7)
-    axis.spines[:].set_visible(False)
-    asr, about = result.asr, result.about
-    _title(
-        figure,
-        f"type {about['type']}  {about['method']} against {about['defense']} on "
-        f"{about['dataset']}: ASR {asr.value:.2f} [{asr.low:.2f}, {asr.high:.2f}] at "
-        f"RMSE <= {about['success_rmse']:g} (RMSE at the right)",
-    )
-    return figure
 
 
 def _title(figure: Any, text: str) -> None:
     """Sets a title in as many lines as the figure's width needs."""
     letters = int(16 * figure.get_figwidth())  # of 8 points
     figure.suptitle("\n".join(textwrap.wrap(text, letters)), fontsize=8)
-
-
-def _film(picture: "Picture", example: int, shown: list[int]) -> list[Any]:
-    """Returns one private image, what the search had of it over time, and the end.
-
-    A batch has no order that an attacker could know: the row shows its best match.
-    """
-    matched = picture.order[example]
-    film = [picture.truth[example]]
-    white = np.ones_like(film[0])
-    for iteration in shown:
-        earlier = [i for i in picture.frames if i <= iteration]
-        film.append(picture.frames[max(earlier)][matched] if earlier else white)
-    film.append(picture.final[matched])
-    return [np.clip(np.nan_to_num(image, nan=1.0), 0.0, 1.0) for image in film]
 
 
 def convergence(result: "AttackResult") -> Any:
@@ -115,14 +48,6 @@ def convergence(result: "AttackResult") -> Any:
         for axis in (left, right):
             axis.set_xscale("log")
     return figure
-
-
-def _iterations_shown(result: "AttackResult") -> list[int]:
-    every = sorted({i for picture in result.pictures for i in picture.frames})
-    if len(every) <= _COLUMNS - 2:
-        return every
-    chosen = np.linspace(0, len(every) - 1, _COLUMNS - 2).round().astype(int)
-    return [every[i] for i in chosen]
 
 
 def training_curve(history: "Sequence[RoundRecord]", title: str) -> Any:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gradaudit import files
 from gradaudit.errors import InputError, require
+from gradaudit.report.drawing import any_letters
 from gradaudit.spec import Spec
 
 SCHEMA_VERSION = 2
@@ -34,7 +35,8 @@ KNOWN = frozenset(
 def write_figure(path: pathlib.Path, figure: Any) -> None:
     """Writes a matplotlib Figure in the format of the name, whole or not at all."""
     kind = path.suffix.lstrip(".") or "png"
-    files.write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=130))
+    with any_letters():
+        files.write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=130))
 
 
 class Result(abc.ABC):

@@ -17,28 +17,21 @@ from gradaudit.audit.limits import Gates
 from gradaudit.audit.template import TEMPLATE
 from gradaudit.errors import InputError
 from gradaudit.report import schema
+from tests.conftest import SMALL_AUDIT
 
-# A closed form on a table: real attacks within seconds.
-SMALL = {
-    "datasets": ["cancer"],
-    "attacks": ["analytic"],
-    "threats": ["curious", "informed"],
-    "types": [2],
-    "defenses": ["none", "fed-cdp:sigma=3"],
-    "victims": 6,
-    "draws": 2,
-    "line_ups": 12,
-    "candidates": 3,
-    "looks": [1, 4],
-    "mechanism_trials": 1000,
-}
+SMALL = SMALL_AUDIT
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("audit")
-    return ga.audit(**SMALL, out=folder)
+@pytest.fixture
+def done(audited):
+    return audited
+
+
+@pytest.fixture(autouse=True)
+def without_a_page(audited, monkeypatch):
+    """Pages take a second each, and have tests of their own."""
+    monkeypatch.setattr("gradaudit.audit.audit.page", lambda *_: "<html>")
 
 
 def untimed(value):
@@ -108,7 +101,7 @@ def test_the_summaries(done):
     names = {suite.get("name"): suite for suite in suites}
     assert names["cells"].get("tests") == "4" and names["gates"].get("tests") == "0"
     text = (done.folder / "summary.md").read_text()
-    assert text.startswith("# Audit of cancer") and "no guarantee" in text
+    assert text.startswith("# Audit of digits") and "no guarantee" in text
 
 
 def test_a_rerun_runs_nothing(done, monkeypatch):
@@ -248,7 +241,7 @@ def test_an_object_is_described_or_refused_in_words(tmp_path):
     grid = Grid.of(changed(AuditPlan(), asked | {"defenses": [made]}))
     (cell,) = [c for c in grid.cells() if c["kind"] == "attack"]
     assert audit_cells.run_cell(cell, tmp_path)["status"] == "done"
-    data = ga.load_dataset("cancer")
+    data = ga.load_dataset("digits")
     with pytest.raises(InputError, match="plain data"):
         ga.audit(**asked | {"datasets": [data]})
 

@@ -9,7 +9,8 @@ from gradaudit.audit import cells as audit_cells
 from gradaudit.cli.app import app
 from gradaudit.report import schema
 
-WORDS = ["audit", "--dataset", "cancer", "--attack", "analytic", "--type", "2"]
+WORDS = ["audit", "--dataset", "digits", "--model", "mlp", "--type", "2"]
+WORDS += ["--attack", "analytic"]
 WORDS += ["--threat", "curious", "--mechanism-trials", "0", "--victims", "16"]
 OPEN, LATE = ["--defense", "none"], ["--defense", "prune:at=update"]
 
@@ -18,6 +19,12 @@ def invoke(*words):
     done = CliRunner().invoke(app, [str(word) for word in words])
     assert "Traceback" not in done.output, done.output
     return done
+
+
+@pytest.fixture(autouse=True)
+def without_a_page(monkeypatch):
+    """Pages take a second each, and have tests of their own."""
+    monkeypatch.setattr("gradaudit.audit.audit.page", lambda *_: "<html>")
 
 
 @pytest.fixture(scope="module")

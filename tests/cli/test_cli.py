@@ -189,6 +189,7 @@ WORK = {
     ("audit",): ("gradaudit.audit.audit.audit", ()),
     ("train",): ("gradaudit.audit.train.train", ()),
     ("run",): ("gradaudit.spec.Spec.read", ("result.json",)),
+    ("report",): ("gradaudit.report.saved.load", ("result.json",)),
     ("list",): ("gradaudit.cli.listing._tables", ()),
     ("account",): ("gradaudit.privacy.epsilon", ("--defense", "fed-cdp")),
     ("ldp",): ("gradaudit.distinguish.ldp_audit", ()),

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from gradaudit.audit.outcome import Picture
 from gradaudit.data import load_dataset
-from gradaudit.report import figures, metrics
+from gradaudit.report import metrics
 
 RNG = np.random.default_rng(0)
 
@@ -229,15 +228,3 @@ def test_guessing_uses_no_gradient():
     assert guesses["grey"][0] == 0.0
     assert guesses["mean"][1] == pytest.approx(0.0)
     assert guesses["class mean"][1] == pytest.approx(0.0)
-
-
-def test_a_picture_shows_a_batch_in_the_order_of_the_truth():
-    truth = np.random.default_rng(0).random((3, 4, 4, 1), np.float32)
-    found = truth[[2, 0, 1]]
-    order = metrics.match(truth, found)
-    picture = Picture(0, truth, {1: found}, found, order)
-    assert order.tolist() == [1, 2, 0] and picture.errors() == [0.0, 0.0, 0.0]
-    for example in range(3):
-        private, *iterates = figures._film(picture, example, [1, 2])
-        for image in iterates:
-            np.testing.assert_array_equal(image, private)

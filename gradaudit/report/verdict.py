@@ -187,11 +187,10 @@ def _sentence(cell: Plain | None, among: int) -> str:
     if cell is None:
         return "Nothing was attacked."
     known = cell["threat"]["name"] if cell["threat"] else ""
-    knows = _KNOWS.get(known.partition("+")[0], "")
-    who = f" by an adversary that {knows}" if knows else ""
+    knows = _KNOWS.get(known.partition("+")[0], f"is {known}")
     return (
-        f"{cell['defense']['text']}, {cell['place']}{who}: "
-        f"{cell['verdict']['sentence']} (The worst of {among} cells.)"
+        f"Under {cell['defense']['text']}, an adversary that {knows} and reads "
+        f"{cell['place']}: {cell['verdict']['sentence']} (The worst of {among} cells.)"
     )
 
 

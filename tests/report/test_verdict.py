@@ -7,9 +7,11 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from gradaudit.audit import verdict as verdicts
 from gradaudit.audit.limits import Gates
-from gradaudit.audit.verdict import (
+from gradaudit.errors import InputError
+from gradaudit.report import metrics
+from gradaudit.report import verdict as verdicts
+from gradaudit.report.verdict import (
     CERTIFIED,
     FAILED,
     LEAKS,
@@ -21,8 +23,6 @@ from gradaudit.audit.verdict import (
     verdict_of,
     worst,
 )
-from gradaudit.errors import InputError
-from gradaudit.report import metrics
 
 CELL = {"kind": "attack", "method": "cpl", "threat": "curious"}
 

@@ -1,0 +1,261 @@
+"""Figures of privacy: picked against certified, epsilon, norms of gradients."""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradaudit.errors import require
+from gradaudit.report import schema
+from gradaudit.report.drawing import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    SMALL,
+    WIDTH,
+    Picture,
+    legend,
+    picture,
+    plain,
+    plain_numbers,
+    say,
+    short,
+    styles,
+)
+from gradaudit.report.result import Result
+
+Plain = dict[str, Any]
+
+
+def line_up(result: Result) -> Picture:
+    """Draws measured, certified and guessing over looks, or over sigma.
+
+    Of a line-up, or of an audit's line-ups: then the first place, a colour for each
+    defense.
+    """
+    groups = list(_line_ups(result))
+    require(bool(groups), "there is no line-up to draw")
+    rows = [row for _, group in groups for row in group]
+    counts = list(dict.fromkeys(row["candidates"] for row in rows))
+    varied = rows[0].get("sigma") is not None
+    figure = picture(max(WIDTH, 1.2 + 2.9 * len(counts)), 3.4 + 0.16 * len(groups))
+    grid = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
+    for axes, count in zip(grid, counts, strict=True):
+        axes.axhline(
+            1 / count, color=GREY, linestyle=":", linewidth=1, label="guessing"
+        )
+        for (name, group), style in zip(groups, styles(), strict=False):
+            mine = [row for row in group if row["candidates"] == count]
+            looks = list(dict.fromkeys(row["looks"] for row in mine))
+            for number in looks if varied else [None]:
+                chosen = [r for r in mine if number in (None, r["looks"])]
+                more = "" if number is None or len(looks) == 1 else f", {number} looks"
+                measured_line(axes, chosen, varied, style, f"{name}{more}")
+        places = sorted({row["sigma"] if varied else row["looks"] for row in rows})
+        plain(
+            axes,
+            xscale="log",
+            yscale="log",
+            ylim=(0.4 / max(counts), 1.3),
+            xlabel="noise multiplier σ" if varied else "looks",
+            title=f"one of {count}",
+        )
+        plain_numbers(axes.xaxis, places)
+        plain_numbers(axes.yaxis, (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1))
+    grid[0].set_ylabel("victim picked", fontsize=SMALL)
+    legend(figure, grid[0])
+    say(figure, _line_up_found(groups))
+    return figure
+
+
+def _line_ups(result: Result) -> Iterator[tuple[str, list[Plain]]]:
+    """Yields what each line is called, and its rows."""
+    document = result.to_dict()
+    if schema.kind_of(document) == schema.RESULT:
+        cells = document["metrics"].get("cells")
+        if cells:
+            yield short(str(document["about"]["defense"])), cells
+        return
+    cells = [c for c in document["cells"] if c["line_ups"]]
+    for cell in cells:
+        if cell["type"] == cells[0]["type"]:
+            yield short(cell["defense"]["text"]), cell["line_ups"]
+
+
+def measured_line(
+    axes: Any, rows: Sequence[Plain], varied: bool, style: Plain, name: str
+) -> None:
+    """Draws measured line-ups with their intervals, and dashed what is certified."""
+    places = [row["sigma"] if varied else row["looks"] for row in rows]
+    values = np.asarray([row["measured"]["value"] for row in rows])
+    ends = [
+        values - [row["measured"]["low"] for row in rows],
+        [row["measured"]["high"] for row in rows] - values,
+    ]
+    if not values.all():  # nothing picked: an arrow at the foot, also of a log scale
+        none = [place for place, value in zip(places, values, strict=True) if not value]
+        floor = 0.5 / max(row["candidates"] for row in rows)
+        axes.plot(none, [floor] * len(none), "v", color=style["color"], mfc="none")
+    axes.errorbar(
+        places, values, np.abs(ends), markersize=4, linewidth=1.2, capsize=2,
+        label=name, **(style | {"linestyle": "-"}),
+    )  # fmt: skip
+    bounds = [row["certified"]["value"] for row in rows]
+    if all(value is not None for value in bounds):
+        axes.plot(
+            places, bounds, linestyle="--", color=style["color"], linewidth=1.2,
+            label=f"{name}: certified",
+        )  # fmt: skip
+
+
+def _line_up_found(groups: Sequence[tuple[str, Sequence[Plain]]]) -> str:
+    said = []
+    for name, rows in groups:
+        row = rows[0]
+        bound = row["certified"]["value"]
+        most = "no bound" if bound is None else f"at most {bound:.2f}"
+        said.append(f"{name} {row['measured']['value']:.2f} ({most})")
+    first = groups[0][1][0]
+    return (
+        f"Picked out of {first['candidates']} with {first['looks']} "
+        f"look{'s' * (first['looks'] != 1)}: {'; '.join(said)}"
+    )
+
+
+def epsilon(result: Result) -> Picture:
+    """Draws epsilon as claimed, as accounted for, and as it effectively holds."""
+    rows = list(_accounted(result))
+    require(bool(rows), "this result accounts for no epsilon: the defense has no noise")
+    kinds = ("claimed", "accounted", "effective")
+    figure = picture(WIDTH, 1.3 + 0.75 * len(rows))
+    axes = figure.subplots()
+    finite = [v for _, found in rows for k in kinds if (v := _finite(found[k]))]
+    low, top = min(finite, default=0.1) / 4, max(finite, default=1.0) * 2
+    for index, (_, found) in enumerate(rows):
+        for offset, kind in enumerate(kinds):
+            value, place = _finite(found[kind]), index + 0.26 * (offset - 1)
+            axes.barh(
+                place, value or top, 0.24, color=COLOURS[offset],
+                alpha=1.0 if value else 0.35, label=kind if index == 0 else None,
+            )  # fmt: skip
+            text = f"{value:.3g}" if value else "no finite ε"
+            axes.annotate(
+                text, (value or top, place), (3, 0), textcoords="offset points",
+                va="center", fontsize=SMALL - 1,
+            )  # fmt: skip
+    plain(axes, xscale="log", xlabel="ε", ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xlim(low, top * (top / low) ** 0.3)  # room for the last number
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.grid(axis="y", visible=False)
+    legend(figure, axes, columns=3)
+    say(figure, "; ".join(_epsilon_found(name, found) for name, found in rows))
+    return figure
+
+
+def _accounted(result: Result) -> Iterator[tuple[str, Plain]]:
+    document = result.to_dict()
+    if schema.kind_of(document) == schema.AUDIT:
+        for row in document["accounting"]:
+            if row["accounting"] is not None:
+                yield short(row["defense"]), row["accounting"]["epsilon"]
+    elif document.get("accounting"):
+        found = document["accounting"]
+        yield short(str(found["defense"])), found["epsilon"]
+
+
+def _finite(value: float | str | None) -> float | None:
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def _epsilon_found(name: str, found: Plain) -> str:
+    claimed, held = _finite(found["claimed"]), _finite(found["effective"])
+    if claimed is None:
+        return f"{name} has no finite ε"
+    holds = "no finite one holds" if held is None else f"{held:.3g} holds"
+    return f"{name} claims ε = {claimed:.3g}, {holds}"
+
+
+def norms(result: Result) -> Picture:
+    """Draws the norms of gradients before a defense and after it.
+
+    Of an audit: medians, for each place and defense; of a training: over its rounds.
+    """
+    document = result.to_dict()
+    if schema.kind_of(document) == schema.RESULT:
+        return _norms_of_training(document)
+    rows = [
+        (f"{short(each['defense'], 22)}, type {row['type']}", row)
+        for each in document["norms"]
+        for row in each["norms"]
+    ]
+    require(bool(rows), "this audit has no gradient norms: no defense does anything")
+    figure = picture(WIDTH, 1.3 + 0.34 * len(rows))
+    axes = figure.subplots()
+    for index, (_, row) in enumerate(rows):
+        pair = [_median(row[kind]) for kind in ("before", "after")]
+        if None not in pair:
+            axes.plot(pair, [index] * 2, color=GREY, linewidth=1, zorder=1)
+        for offset, (kind, value) in enumerate(
+            zip(("before", "after"), pair, strict=True)
+        ):
+            if value:
+                axes.scatter(
+                    value, index, s=26, color=COLOURS[offset], marker=MARKERS[offset],
+                    label=f"{kind} the defense" if index == 0 else None, zorder=2,
+                )  # fmt: skip
+    plain(
+        axes,
+        xscale="log",
+        xlabel="norm of what is sent, median",
+        ylim=(len(rows) - 0.5, -0.5),
+    )
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    legend(figure, axes)
+    say(figure, _norms_found(rows))
+    return figure
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    finite = [value for value in values if value is not None]
+    return statistics.median(finite) if finite else None
+
+
+def _norms_found(rows: Sequence[tuple[str, Plain]]) -> str:
+    ratios = []
+    for name, row in rows:
+        before, after = _median(row["before"]), _median(row["after"])
+        if before and after:
+            ratios.append((after / before, name))
+    if not ratios:
+        return "Gradient norms before and after the defense"
+    (low, least), (high, most) = min(ratios), max(ratios)
+    if high < 1.5:
+        return f"What is sent is {low:.2g} ({least}) to {high:.2g} times the gradient"
+    return f"{most}: what is sent is {high:.3g} times as large as the gradient"
+
+
+def _norms_of_training(document: Plain) -> Picture:
+    history = document.get("rounds") or []
+    require(
+        bool(history) and isinstance(history[0], dict) and "norm_before" in history[0],
+        "this result has no gradient norms: train records them",
+    )
+    figure = picture()
+    axes = figure.subplots()
+    rounds = [row["round"] for row in history]
+    found = {}
+    for kind, style in zip(("before", "after"), styles(), strict=False):
+        values = [
+            math.sqrt(sum((norm or 0.0) ** 2 for norm in row[f"norm_{kind}"]))
+            for row in history
+        ]
+        found[kind] = values[-1]
+        label = f"{kind} the defense"
+        axes.plot(rounds, values, label=label, markersize=3.5, linewidth=1.4, **style)
+    plain(axes, yscale="log", xlabel="round", ylabel="norm of the batch gradient")
+    legend(figure, axes)
+    defense, times = document["config"]["defense"], found["after"] / found["before"]
+    say(figure, f"{defense}: in the end {times:.3g} times the gradient's norm is sent")
+    return figure

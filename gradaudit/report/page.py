@@ -1,0 +1,398 @@
+"""report.html: one file that shows an audit, or one run, and needs nothing else.
+
+No script, no font, no picture from elsewhere: the page's own policy forbids them.
+Everything that comes from outside (names, errors, paths) is escaped by the template.
+"""
+
+import base64
+import functools
+import importlib.resources
+import io
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradaudit._version import __version__
+from gradaudit.data import CATALOGUE
+from gradaudit.errors import InputError
+from gradaudit.report import plot, schema
+from gradaudit.report.drawing import size, svg, visible
+from gradaudit.report.figures_of_leakage import films
+from gradaudit.report.result import Result
+from gradaudit.report.saved import Saved
+from gradaudit.report.verdict import (
+    CERTIFIED,
+    FAILED,
+    LEAKS,
+    MISSING,
+    PLACES,
+    UNSHOWN,
+    in_words,
+    verdict_of,
+    worst,
+)
+
+Plain = dict[str, Any]
+
+PAGE = "report.html"
+_CSS = {
+    LEAKS: "leaks",
+    UNSHOWN: "unshown",
+    CERTIFIED: "certified",
+    FAILED: "unknown",
+    MISSING: "unknown",
+}
+_SIGNS = {LEAKS: "▲", UNSHOWN: "◐", CERTIFIED: "●", FAILED: "■", MISSING: "□"}
+_GATES = {"held": "certified", "broken": "leaks", "unclear": "unshown"}
+_SECTIONS = (
+    ("verdict", "Verdict"),
+    ("gates", "Gates"),
+    ("grid", "Grid"),
+    ("pictures", "Pictures"),
+    ("figures", "Figures"),
+    ("epsilon-table", "Epsilon"),
+    ("threats", "Who attacks"),
+    ("cells", "Cells"),
+    ("limitations", "Limitations"),
+    ("repeat", "Repeat"),
+)
+_FIGURES: tuple[tuple[str, str, Callable[[Result], Any]], ...] = (
+    ("resilience", "Rebuilt, at every threshold", plot.resilience),
+    ("line-up", "Measured against certified", plot.line_up),
+    ("epsilon", "Epsilon: claimed, accounted, effective", plot.epsilon),
+    ("frontier", "Accuracy against leakage", plot.frontier),
+    ("norms", "Gradient norms before and after", plot.norms),
+)
+_FILMS = 3  # private examples of a cell that are shown
+_SIDE = 46  # pixels of the screen that a private example takes at least
+
+
+def page(
+    document: Plain, folder: pathlib.Path, include_reconstructions: bool = False
+) -> str:
+    """Returns the page of an audit.json or a result.json.
+
+    Args:
+      document: valid by its schema.
+      folder: where its cells and arrays are; what is not there is left out.
+      include_reconstructions: show pictures of data that is no public set.
+    """
+    saved = Saved(document, folder)
+    whole = saved.is_audit
+    values = _audit(saved, include_reconstructions) if whole else (
+        _result(saved, include_reconstructions)
+    )  # fmt: skip
+    common = {
+        "version": __version__,
+        "css": _CSS,
+        "signs": _SIGNS,
+        "gate_css": _GATES,
+        "spec": _spec(document),
+        "seed": document["spec"]["arguments"].get("seed", 0),
+    }
+    template = _environment().get_template("audit.html" if whole else "result.html")
+    text: str = template.render(**common | values)
+    return text
+
+
+@functools.cache
+def _environment() -> Any:
+    from jinja2 import DictLoader, Environment, StrictUndefined
+
+    folder = importlib.resources.files("gradaudit.report") / "templates"
+    texts = {each.name: each.read_text(encoding="utf-8") for each in folder.iterdir()}
+    return Environment(
+        loader=DictLoader(texts),
+        autoescape=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _audit(saved: Saved, include: bool) -> Plain:
+    document = saved.to_dict()
+    head = document["headline"]
+    shown, withheld = _public(document["cells"], include)
+    figures = list(_drawn(saved))
+    gated = bool(document["gates"]["checks"])
+    return {
+        "title": document["title"],
+        "date": document["date"],
+        "status": _status(document),
+        "audit": document,
+        "head": head,
+        "verdict_word": _verdict_word(head),
+        "sections": [s for s in _SECTIONS if s[0] != "gates" or gated],
+        "grids": list(_grids(document)),
+        "strips": list(_strips(saved, shown)),
+        "withheld": withheld,
+        "figures": figures,
+        "threats": _threats(document["cells"]),
+        "places": sorted(
+            {c["type"]: c["place"] for c in document["cells"]}.items(), reverse=True
+        ),
+        "several": len({c["dataset"]["text"] for c in document["cells"]}) > 1,
+    }
+
+
+def _status(document: Plain) -> str:
+    seconds = document["timing"].get("total_s", 0.0)
+    took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return f"{document['status']}, {took} of work"
+
+
+def _verdict_word(head: Plain) -> str:
+    word = str(head["verdict"]).capitalize()
+    number = head["counts"].get(head["verdict"], 0)
+    among = sum(head["counts"].values())
+    return f"{word} ({number} of {among} cells)" if among else word
+
+
+def _public(cells: Sequence[Plain], include: bool) -> tuple[list[Plain], list[str]]:
+    """Returns the cells whose pictures may be shown, and what is said of the others."""
+    images = [c for c in cells if len(c["dataset"]["shape"]) == 3]
+    shown = [c for c in images if include or c["dataset"]["public"]]
+    hidden = dict.fromkeys(c["dataset"]["text"] for c in images if c not in shown)
+    return shown, [_withheld(name) for name in hidden]
+
+
+def _withheld(name: str) -> str:
+    return (
+        f"Pictures of {name} are withheld: it is no public data set. They are in the "
+        "cells' folders; --include-reconstructions shows them here."
+    )
+
+
+def _drawn(saved: Saved, figures: Any = _FIGURES) -> Iterator[Plain]:
+    """Yields the figures that can be drawn, as elements of the page."""
+    for name, title, draw in figures:
+        try:
+            figure = draw(saved)
+        except InputError:  # nothing of the kind was measured
+            continue
+        finding = figure.get_label()
+        figure.suptitle("")  # the page says it, in letters of its own
+        width, height = size(figure)
+        yield {
+            "name": f"figure-{name}",
+            "title": title,
+            "finding": finding,
+            "svg": _element(svg(figure, name), f"figure-{name}", width, height),
+        }
+
+
+def _element(drawing: str, name: str, width: int, height: int) -> Any:
+    from markupsafe import Markup
+
+    first = (
+        f'<svg role="img" aria-labelledby="{name}-says" width="{width}" '
+        f'height="{height}"'
+    )
+    return Markup(drawing.replace("<svg", first, 1))  # noqa: S704 - our own drawing
+
+
+def _grids(document: Plain) -> Iterator[Plain]:
+    """Yields a table for each data set: who reads what, against each defense."""
+    cells = {cell["id"]: cell for cell in document["cells"]}
+    names = dict.fromkeys(c["dataset"]["text"] for c in document["cells"])
+    for name in names:
+        mine = [c for c in document["cells"] if c["dataset"]["text"] == name]
+        defenses = list({c["defense"]["text"]: c["defense"] for c in mine}.values())
+        rows: dict[tuple[int, str], dict[str, Plain]] = {}
+        for place in document["places"]:
+            cell = cells[place["cell"]]
+            if len(names) > 1:
+                cell = _worst_of(mine, cell)
+            key = place["type"], place["threat"]
+            rows.setdefault(key, {})[place["defense"]] = _entry(cell, place["threat"])
+        order = [c["type"] for c in mine]
+        yield {
+            "dataset": name,
+            "model": mine[0]["model"],
+            "defenses": defenses,
+            "rows": [
+                {
+                    "type": kind,
+                    "threat": threat,
+                    "place": PLACES[kind],
+                    "cells": [row.get(d["text"]) for d in defenses],
+                }
+                for (kind, threat), row in sorted(
+                    rows.items(), key=lambda each: order.index(each[0][0])
+                )
+            ],
+        }
+
+
+def _worst_of(cells: Sequence[Plain], like: Plain) -> Plain:
+    """Returns the worst of these cells that has the same place, threat and defense."""
+    same = [
+        c
+        for c in cells
+        if (c["type"], c["threat"]["name"], c["defense"]["text"])
+        == (like["type"], like["threat"]["name"], like["defense"]["text"])
+    ]
+    return worst(same) or like
+
+
+def _entry(cell: Plain, threat: str) -> Plain:
+    found = cell["verdict"]
+    other = cell["threat"]["name"]
+    return {
+        "id": cell["id"],
+        "defense": cell["defense"]["text"],
+        "verdict": found["kind"],
+        "rate": found["rate"],
+        "certified": found["certified"],
+        "same": other if other != threat else "",
+    }
+
+
+def _strips(saved: Saved, cells: Sequence[Plain]) -> Iterator[Plain]:
+    """Yields pictures of the worst attack on each place and defense."""
+    groups: dict[tuple[str, int, str], list[Plain]] = {}
+    for cell in cells:
+        if cell["kind"] == "attack" and cell["metrics"]:
+            key = cell["dataset"]["text"], cell["type"], cell["defense"]["text"]
+            groups.setdefault(key, []).append(cell)
+    for group in groups.values():
+        cell = worst(group) or group[0]
+        try:
+            found = films(saved.cell(cell))
+        except InputError:  # its folder was taken away
+            continue
+        if found:
+            title = f"type {cell['type']}, {cell['defense']['text']}"
+            figure = f"{cell['threat']['name']}: {in_words(cell['verdict']['rate'])}"
+            yield _strip(title, cell["verdict"]["kind"], figure, found)
+
+
+def _strip(title: str, verdict: str, figure: str, found: Sequence[Plain]) -> Plain:
+    between = [name for name, _ in found[0]["frames"][1:-1]]
+    numbers = ", ".join(name.removeprefix("iteration ") for name in between)
+    return {
+        "title": title,
+        "verdict": verdict,
+        "figure": figure,
+        "between": f"iterations {numbers}" if between else "",
+        "films": [_film(film, title, numbers) for film in found[:_FILMS]],
+    }
+
+
+def _film(film: Plain, title: str, numbers: str) -> Plain:
+    """Returns one strip as a picture with its words."""
+    from PIL import Image
+
+    images = [image for _, image in film["frames"]]
+    height, width = images[0].shape[:2]
+    solid = np.ones((height, width, 1))
+    images = [np.concatenate([image, solid], axis=2) for image in images]
+    gap = np.zeros((height, max(1, width // 12), 4))  # the page shows through
+    row = [part for image in images for part in (image, gap)][:-1]
+    canvas = (255 * np.concatenate(row, axis=1)).round().astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(canvas).save(file, format="PNG", optimize=True)
+    coded = base64.b64encode(file.getvalue()).decode()
+    zoom = max(1, round(_SIDE / width))
+    searched = f"; what the attacker had after iterations {numbers}" if numbers else ""
+    return {
+        "source": f"data:image/png;base64,{coded}",
+        "width": zoom * canvas.shape[1],
+        "height": zoom * canvas.shape[0],
+        "words": f"{title}: a private example{searched}; what it handed in, RMSE "
+        f"{film['rmse']:.2g}",
+    }
+
+
+def _threats(cells: Sequence[Plain]) -> list[Plain]:
+    found: dict[str, Plain] = {}
+    for cell in cells:
+        threat = cell["threat"]
+        looks = threat.get("looks", 1)
+        times = looks if isinstance(looks, list) else [looks]
+        found.setdefault(
+            threat["name"],
+            {
+                "name": threat["name"],
+                "knows": threat["knows"],
+                "alters": threat["alters"],
+                "looks": ", ".join(
+                    f"{n} time{'s' * (n != 1)}" for n in dict.fromkeys(times)
+                ),
+            },
+        )
+    return list(found.values())
+
+
+def _spec(document: Plain) -> Plain:
+    spec = document["spec"]
+    whole = schema.kind_of(document) == schema.AUDIT
+    file = "audit.json" if whole else "result.json"
+    return {
+        "commands": f"gradaudit run {file}\ngradaudit report {file}",
+        "text": json.dumps(spec, indent=1),
+    }
+
+
+def _result(saved: Saved, include: bool) -> Plain:
+    document = saved.to_dict()
+    about = document.get("about") or document.get("config") or {}
+    command = document["spec"]["command"]
+    words = [f"{about[k]}" for k in ("method", "defense", "dataset") if about.get(k)]
+    verdict = _one_verdict(document)
+    found = films(saved) if command.startswith("attack") else []
+    public = include or about.get("dataset") in CATALOGUE
+    strips = []
+    if found and public and verdict:
+        figure = in_words(verdict["rate"])
+        strips = [_strip(" · ".join(words), verdict["kind"], figure, found)]
+    private = [_withheld(str(about.get("dataset")))] if found and not public else []
+    return {
+        "title": " · ".join([command, *words]),
+        "date": "",
+        "status": document["status"],
+        "result": document,
+        "verdict": verdict,
+        "numbers": list(_numbers(document["metrics"])),
+        "strips": strips,
+        "withheld": private,
+        "figures": list(_drawn(saved)),
+    }
+
+
+def _one_verdict(document: Plain) -> Plain | None:
+    """Returns the verdict on one attack or line-up; the others have none."""
+    command = document["spec"]["command"]
+    kinds = {"attack": "attack", "attack-gate": "attack", "line-up": "line-up"}
+    if command not in kinds:
+        return None
+    cell = {
+        "kind": kinds[command],
+        "method": document["about"].get("method", ""),
+        "threat": document["threat"]["name"],
+    }
+    bounds = document.get("certificate") or {}
+    result = document | {"certificate": bounds.get("reconstruction")}
+    outcome = {"status": "done", "error": None, "result": result}
+    return verdict_of(cell, outcome)
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yields every figure of a result with its name, `asr value` for example."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{name} {key}".strip().replace("_", " "))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value, 1):
+            yield from _numbers(inner, f"{name} {number}")
+    elif isinstance(value, bool) or value is None:
+        return
+    elif isinstance(value, float):
+        yield name, f"{value:.4g}"
+    else:
+        yield name, str(value)
