@@ -1,0 +1,49 @@
+"""No figure of README's table stands without its record."""
+
+import json
+
+import pytest
+
+ATTACK = "metrics/asr"
+RECORDS = [
+    ("attacks", f"cpl lfw-patches/{ATTACK}/value", "0.97 ["),
+    ("attacks", f"cpl lfw-patches/{ATTACK}/low", "[0.70,"),
+    ("attacks", f"dlg lfw-patches/{ATTACK}/value", "0.82 ["),
+    ("attacks", f"idlg lfw-patches/{ATTACK}/value", "0.95 ["),
+    ("one-draw/attacks", f"dlg mnist/{ATTACK}/value", "MNIST 0.86,"),
+    ("one-draw/attacks", f"idlg mnist/{ATTACK}/value", ", 0.97, 0.19"),
+    ("one-draw/attacks", f"gradinv mnist/{ATTACK}/value", "0.19 ("),
+    ("one-draw/attacks", f"gradinv lfw-patches/{ATTACK}/value", "faces 0.57"),
+    ("attack_speed", "ratio_single_process", "19.7 times"),
+    ("attack_speed", "ratio_best_setting", "10.3 times"),
+    ("attack_memory", "runs/1/peak_megabytes/scored", "728 against"),
+    ("attack_memory", "runs/0/peak_megabytes/scored", "627 MB"),
+    (
+        "federation_speed",
+        "milliseconds_per_client_and_iteration/none/chunk 10",
+        "0.50 ms",
+    ),
+    (
+        "federation_speed",
+        "milliseconds_per_client_and_iteration/none/speedup over the loop",
+        "10.9 times",
+    ),
+    ("defense_cost", "cells/5/ratio", "Fed-CDP 1.3x"),
+    ("defense_cost", "cells/6/ratio", "quantile clipping 1.3x"),
+    ("defense_cost", "cells/7/ratio", "AdaClip 2.2x"),
+    ("federated_accuracy", "mnist/mean_accuracy", "accuracy 0.971"),
+]
+
+
+@pytest.mark.parametrize(("file", "path", "printed"), RECORDS)
+def test_a_figure_is_that_of_its_record(file, path, printed, root):
+    readme = (root / "README.md").read_text()
+    if printed not in readme:
+        pytest.skip(f"README no longer says {printed!r}")
+    value = json.loads((root / f"benchmarks/results/{file}.json").read_text())
+    for part in path.split("/"):
+        value = value[int(part) if isinstance(value, list) else part]
+    words = printed.replace(",", " ").replace("[", " ").replace("(", " ").split()
+    number = next(word.rstrip("x") for word in words if word[0].isdigit())
+    decimals = len(number.partition(".")[2])
+    assert f"{value:.{decimals}f}" == number
