@@ -29,6 +29,7 @@ from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam
 from gradaudit.attacks.portfolio import Plausible, Portfolio
 from gradaudit.attacks.priors import Smooth, TotalVariation
+from gradaudit.attacks.spear import spear
 from gradaudit.attacks.starts import (
     Colour,
     Constant,
@@ -303,6 +304,12 @@ _TABLE = (
         strongest,
         "this project: a portfolio of the others, cheap ones first",
         f"{_MODEL}, batch size, pixel range; the defense, if the threat tells it",
+    ),
+    Preset(
+        "spear",
+        spear,
+        "Dimitrov et al. 2024 (SPEAR); the search is this project's",
+        f"{_MODEL} of one step, batch size",
     ),
     Preset(
         "analytic",
