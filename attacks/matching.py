@@ -48,12 +48,15 @@ class Stop:
     """When an attack on one victim ends; only the attacker's own objective counts.
 
     `objective` is relative to the distance's own scale (for L2 the squared norm of
-    what leaked). `patience`: iterations in which the best objective must fall by at
-    least `improvement` (a share), or the attack counts as stalled.
+    what leaked). `found` is the same where one example leaked: there it may be higher,
+    because in a batch the examples with small gradients come last. `patience`:
+    iterations in which the best objective must fall by at least `improvement` (a
+    share), or the attack counts as stalled.
     """
 
     iterations: int = 300
     objective: float = 0.0
+    found: float = 0.0
     patience: int = 20
     improvement: float = 0.01
     explosion: float = 1e6  # objective / first objective that counts as diverged
@@ -62,9 +65,13 @@ class Stop:
         for name in ("iterations", "patience"):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1, got {value}")
-        require(
-            self.objective >= 0, f"objective must not be negative, got {self.objective}"
-        )
+        for name in ("objective", "found"):
+            value = getattr(self, name)
+            require(value >= 0, f"{name} must not be negative, got {value}")
+
+    def level(self, examples: int) -> float:
+        """Returns the relative objective at which so many examples are found."""
+        return max(self.objective, self.found) if examples == 1 else self.objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,15 +128,16 @@ class Matching(Attack):
         return training.local_steps > 1 and self.unroll
 
     def shared(self, observation: Observation) -> PyTree:
-        """Returns what all victims share: the model; budget and weights as data."""
-        budget = np.int32(self.stop.iterations)
+        """Returns what all victims share: the model; limits and weights as data."""
+        level = self.stop.level(observation.training.examples)
+        limits = np.int32(self.stop.iterations), np.float32(level)
         public = observation.public
         weights = [apart(prior, public)[1] for prior in self.priors]
         model = observation.params, observation.buffers
-        return *model, budget, observation.memory, np.asarray(weights, np.float32)
+        return *model, limits, observation.memory, np.asarray(weights, np.float32)
 
     def problem(self, model: Model, observation: Observation) -> "MatchingProblem":
-        """Returns the search; it does not depend on budget, restarts or weights."""
+        """Returns the search; it does not depend on limits, restarts or weights."""
         training = observation.training
         require(
             not self.cyclic or training.examples > 1,
@@ -149,7 +157,7 @@ class Matching(Attack):
         parts = dataclasses.replace(
             self,
             restarts=1,
-            stop=dataclasses.replace(self.stop, iterations=1),
+            stop=dataclasses.replace(self.stop, iterations=1, objective=0.0, found=0.0),
             priors=tuple(apart(prior)[0] for prior in self.priors),
         )
         layout = layout_of(start, model, seen)
@@ -217,11 +225,10 @@ class MatchingProblem:
     ) -> tuple[Searching, PyTree]:
         """Runs one attack iteration and applies the stop rules."""
         observation = self._observation(shared, own)
-        clock = Clock(kept.iteration, shared[2])
+        budget, level = shared[2]
+        clock = Clock(kept.iteration, budget)
         progress = self._iterate(observation, shared[4], clock, kept, scratch)
-        target = self.matching.stop.objective * self.matching.distance.scale(
-            observation.gradient
-        )
+        target = level * self.matching.distance.scale(observation.gradient)
         after = _judge(self.matching.stop, clock.budget, target, kept, progress)
         return after, progress.memory
 

@@ -33,9 +33,9 @@ from gradaudit.types import Leakage
 # Our faces stand for LFW's, which is in no registry.
 COLUMNS = {"mnist": "mnist", "cifar10": "cifar10", "lfw-patches": "lfw"}
 _METHODS = {
-    "cpl": {Scale.SMALL: "cpl", Scale.PAPER: "cpl"},
-    "dlg": {Scale.SMALL: "dlg", Scale.PAPER: "dlg"},
-    "idlg": {Scale.SMALL: "idlg", Scale.PAPER: "idlg"},
+    "cpl": {Scale.SMALL: "cpl:stop=paper", Scale.PAPER: "cpl:stop=paper"},
+    "dlg": {Scale.SMALL: "dlg:stop=paper", Scale.PAPER: "dlg:stop=paper"},
+    "idlg": {Scale.SMALL: "idlg:stop=paper", Scale.PAPER: "idlg:stop=paper"},
     "gradinv": {Scale.SMALL: "gradinv:iterations=2400", Scale.PAPER: "gradinv"},
 }
 
