@@ -1,99 +1,134 @@
-"""How strong the adversaries are: the strongest one, case by case, beside CPL.
+"""`adversaries`: how strong the adversaries are, the strongest one beside CPL.
 
-Usage: python benchmarks/adversaries.py CASE [--victims 16] [--seeds 8,9]
-Cases: faces mnist photos trained clip prune noise batches gradinv pooling
-
-One JSON line per run: the rate, its interval, examples rebuilt, each member's own rate,
-what its own objective says is not solved, the CPU seconds.
+Nothing is published. Cases: what is attacked plainly, a trained model, clipped, pruned
+and noisy gradients, batches, Inverting Gradients with a chosen weight, pooling.
 """
 
-import argparse
-import json
-import time
 from typing import Any
 
-import gradaudit as ga
+from gradaudit.benchmarks.attack_cells import VICTIMS, attacking, error, rate
+from gradaudit.benchmarks.suite import (
+    Benchmark,
+    Cell,
+    Entry,
+    Measured,
+    Row,
+    Scale,
+    Table,
+    number,
+)
 
-FACES, MNIST = "lfw-patches", "mnist"
+_FACES, _MNIST = "lfw-patches", "mnist"
 _NOISE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _PRUNED = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+_BOTH = ("cpl", "strongest")
+Run = dict[str, Any]
 
 
-def _prune(ratio: float) -> str:
-    return f"prune:ratio={ratio},at=per_example"
-
-
-def _plain(dataset: str) -> list[dict[str, Any]]:
-    methods = ("cpl", "strongest")
-    return [{"dataset": dataset, "method": m, "draws": 1} for m in methods]
-
-
-def _threats(dataset: str, defense: str) -> list[dict[str, Any]]:
+def _threats(dataset: str, defense: str) -> list[Run]:
     curious = {"dataset": dataset, "defense": defense, "method": "cpl"}
     aware = curious | {"threat": "aware"}
     return [curious, aware, aware | {"method": "strongest"}]
 
 
-def _batches(dataset: str, size: int, method: str) -> dict[str, Any]:
-    return {"dataset": dataset, "type": 1, "batch_size": size, "method": method}
+def _cases(scale: Scale) -> dict[str, list[Run]]:
+    """Returns the attacks of every case; fewer data sets at the small scale."""
+    paper = scale is Scale.PAPER
+    sets = (_FACES, _MNIST, "photos") if paper else (_FACES,)
+    noise = _NOISE if paper else _NOISE[:5]
+    pruned = _PRUNED if paper else (0.3, 0.6, 0.9)
+    batches = (("cifar10", 2), (_MNIST, 8), (_FACES, 8)) if paper else ((_FACES, 4),)
+    plain = (_FACES, _MNIST, "photos")
+    return {
+        "plain": [{"dataset": data, "method": m} for data in plain for m in _BOTH],
+        # 30 rounds of everybody's training before the one that is read.
+        "trained": [
+            {
+                "dataset": _MNIST, "model": "cnn", "round": 30, "batch_size": 1,
+                "local_steps": 10, "draws": 1, "method": method,
+            }
+            for method in _BOTH
+        ],
+        "clip": _threats(_FACES, "fed-cdp:clip=0.5,sigma=0"),
+        "prune": [
+            run
+            for data in sets
+            for ratio in pruned
+            for run in _threats(data, f"prune:ratio={ratio:g},at=per_example")
+        ],
+        "noise": [
+            run
+            for data in sets[:2]
+            for sigma in noise
+            for run in _threats(data, f"fed-cdp:clip=4,sigma={sigma:g}")
+        ],
+        "batches": [
+            {"dataset": data, "type": 1, "batch_size": size, "method": method}
+            for data, size in batches
+            for method in ("cpl", "gauss-newton", "strongest")
+        ],
+        "gradinv": [{"dataset": data, "method": "gradinv-chosen"} for data in sets],
+        "pooling": [
+            {"dataset": _MNIST, "model": "ldp-cnn", "method": method}
+            for method in _BOTH
+        ],
+    }  # fmt: skip
 
 
-CASES: dict[str, list[dict[str, Any]]] = {
-    "faces": _plain(FACES),
-    "mnist": _plain(MNIST),
-    "photos": _plain("photos"),
-    # 30 rounds of everybody's training before the one that is read.
-    "trained": [
-        {"dataset": MNIST, "model": "cnn", "round": 30, "batch_size": 1,
-         "local_steps": 10, "method": method}
-        for method in ("cpl", "strongest")
-    ],
-    "clip": _threats(FACES, "fed-cdp:clip=0.5,sigma=0"),
-    "prune": [
-        run
-        for data in (FACES, MNIST, "photos")
-        for ratio in _PRUNED
-        for run in _threats(data, _prune(ratio))
-    ],
-    "noise": [
-        run
-        for data in (FACES, MNIST)
-        for sigma in _NOISE
-        for run in _threats(data, f"fed-cdp:clip=4,sigma={sigma}")
-    ],
-    "batches": [
-        _batches(data, size, method)
-        for data, size in (("cifar10", 2), (MNIST, 8), (FACES, 8))
-        for method in ("cpl", "gauss-newton", "strongest")
-    ],
-    "gradinv": [
-        {"dataset": data, "method": "gradinv-chosen"}
-        for data in (MNIST, FACES, "photos")
-    ],
-    "pooling": [
-        {"dataset": MNIST, "model": "ldp-cnn", "method": method}
-        for method in ("cpl", "strongest")
-    ],
-}  # fmt: skip
+def _name(case: str, run: Run) -> str:
+    words = [
+        run["dataset"],
+        run.get("defense", ""),
+        run["method"],
+        run.get("threat", ""),
+    ]
+    size = f"B={run['batch_size']}" if "type" in run else ""
+    return f"{case}: " + ", ".join(filter(None, [*words, size]))
 
 
-def main() -> None:
-    """Runs the cases that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=sorted(CASES))
-    parser.add_argument("--victims", type=int, default=16)
-    parser.add_argument("--seeds", default="0")
-    asked = parser.parse_args()
-    for seed in map(int, asked.seeds.split(",")):
-        for run in CASES[asked.case]:
-            began = time.process_time()
-            result = ga.attack(**run, victims=asked.victims, seed=seed)
-            metrics = result.to_dict()["metrics"]
-            kept = ("asr", "examples_rebuilt", "rmse", "members", "unsolved")
-            line = run | {"seed": seed} | {name: metrics[name] for name in kept}
-            line["cpu_s"] = round(time.process_time() - began, 1)
-            print(json.dumps(line), flush=True)
+def cells(scale: Scale, seed: int) -> list[Cell]:
+    """Returns the attacks of every case."""
+    if scale is Scale.SMOKE:
+        run = {"dataset": _FACES, "method": "cpl"}
+        return [attacking(_name("plain", run), scale, seed, **run)]
+    return [
+        attacking(_name(case, run), scale, seed, **run)
+        for case, runs in _cases(scale).items()
+        for run in runs
+    ]
 
 
-if __name__ == "__main__":
-    main()
+def tables(measured: Measured, scale: Scale) -> list[Table]:
+    """Returns a row for each attack."""
+    rows: list[Row] = [
+        [
+            name,
+            rate(cell),
+            Entry(number(cell["examples_rebuilt"], 2)),
+            error(cell),
+            Entry(number(cell["timing"]["seconds_per_unit"], 2)),
+        ]
+        for name, cell in measured.items()
+    ]
+    heads = ["case", "ASR [95 %]", "examples rebuilt", "median RMSE", "s per victim"]
+    return [Table("Measured", heads, rows)]
+
+
+def differences(scale: Scale) -> list[str]:
+    """Returns how to read the figures."""
+    own = VICTIMS[scale]
+    return [
+        "nothing is published: these are ours",
+        f"{own.examples} victims (type 2), {own.clients} clients (batches) on "
+        f"{own.draws} draws of the network; a trained model is one draw",
+    ]
+
+
+ADVERSARIES = Benchmark(
+    "adversaries",
+    "The strongest adversary beside CPL",
+    "nothing published",
+    cells,
+    tables,
+    differences,
+)

@@ -89,6 +89,8 @@ def summary(result: AttackResult) -> Plain:
         "below_mse_0.70": generous / whole["victims"]["asked"],
         "iterations": metrics["iterations"],
         "labels": metrics["label_accuracy"],
+        "members": metrics["members"],
+        "unsolved": metrics["unsolved"],
         "ended": whole["ended"],
         "timing": {
             **whole["timing"],

@@ -1,6 +1,7 @@
 """All benchmarks by name, the cheap ones first."""
 
 from gradaudit.benchmarks.accounting_tables import ACCOUNTING
+from gradaudit.benchmarks.adversaries import ADVERSARIES
 from gradaudit.benchmarks.attack_tables import ATTACKS, RESILIENCE
 from gradaudit.benchmarks.budget_tables import DECAY, TARGET_ACCURACY
 from gradaudit.benchmarks.clients_table import CLIENTS
@@ -43,6 +44,7 @@ _IN_ORDER = (
     COMPRESSION,
     ATTACKS,
     RESILIENCE,
+    ADVERSARIES,
     PEERS,
 )
 BENCHMARKS: dict[str, Benchmark] = {each.name: each for each in _IN_ORDER}
