@@ -100,6 +100,26 @@ def test_an_edited_defense_is_another_training(tmp_path):
     assert again.exit_code == 2 and "another training" in again.output
 
 
+def test_an_edited_data_file_is_another_training(tmp_path):
+    file, folder = tmp_path / "mine.npz", tmp_path / "run"
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for split in ("train", "test"):
+        arrays[f"x_{split}"] = rng.random((200, 5)).astype(np.float32)
+        arrays[f"y_{split}"] = np.arange(200) % 2
+    np.savez(file, **arrays)
+    arguments = [f"--dataset={file}", f"--out={folder}", "--rounds=1"]
+    done = run(*arguments)
+    assert done.exit_code == 0, done.output
+    kept = (folder / "checkpoint.npz").read_bytes()
+    arrays["x_train"][0, 0] = 0.5
+    np.savez(file, **arrays)
+    for more in (["--resume"], []):
+        again = run(*arguments, *more)
+        assert again.exit_code == 2 and "another training" in again.output
+    assert (folder / "checkpoint.npz").read_bytes() == kept
+
+
 NUMBERS = ("accuracy", "loss", "training_loss", "norm_before", "norm_after", "clients")
 
 
