@@ -6,7 +6,8 @@ from typing import Any
 from gradaudit.audit.cells import DONE, FAILED, INTERRUPTED, MISSING
 from gradaudit.audit.grid import Grid, Guard
 from gradaudit.audit.limits import Gates
-from gradaudit.audit.threat import KNOWN, Threat
+from gradaudit.audit.threat import KNOWN, Threat, transforms_seen
+from gradaudit.privacy.certificate import READ_BEFORE
 from gradaudit.report.result import SCHEMA_VERSION
 from gradaudit.report.verdict import PLACES, claims_of, headline, places, verdict_of
 from gradaudit.types import Leakage
@@ -41,7 +42,7 @@ def assemble(
         for guard in grid.guards
     }
     attacked = [
-        _cell(grid, cell, outcomes.get(cell["id"]), claims)
+        _cell(grid, cell, outcomes.get(cell["same_as"] or cell["id"]), claims)
         for cell in cells
         if cell["kind"] in ("attack", "line-up")
     ]
@@ -59,7 +60,7 @@ def assemble(
         "status": _status(cells, outcomes, interrupted),
         "date": date,
         "headline": headline(attacked, said),
-        "places": places(attacked, _same(grid)),
+        "places": places(attacked),
         "cells": attacked,
         **{kind: [short(*row) for row in rows[kind]] for kind, short in _SHORT.items()},
         "limitations": _limitations(grid, attacked),
@@ -75,7 +76,10 @@ def _title(grid: Grid) -> str:
 def _status(cells: Sequence[Plain], outcomes: Outcomes, interrupted: bool) -> str:
     if interrupted:
         return INTERRUPTED
-    ends = {outcomes.get(c["id"], {"status": MISSING})["status"] for c in cells}
+    ends = {
+        outcomes.get(c["same_as"] or c["id"], {"status": MISSING})["status"]
+        for c in cells
+    }
     return DONE if ends <= {DONE} else "unfinished"
 
 
@@ -108,16 +112,6 @@ def _claims(
     return list(found)
 
 
-def _same(grid: Grid) -> list[tuple[int, str, str, str]]:
-    return [
-        (leakage, threat, guard.text, threat.replace("aware", "curious"))
-        for leakage in grid.plan.types
-        for threat in grid.plan.threats
-        for guard in grid.guards
-        if grid.tells_nothing(guard, threat, leakage)
-    ]
-
-
 def _cell(
     grid: Grid, cell: Plain, outcome: Plain | None, claims: Mapping[str, list[str]]
 ) -> Plain:
@@ -129,6 +123,8 @@ def _cell(
     bound = result.get("certificate") if is_attack else None
     if line_ups:
         bound = line_ups[0]["certified"]
+    if bound and cell["same_as"] and bound["value"] is None:
+        bound = bound | {"reason": _reason(guard, cell["type"], bound["reason"])}
     metrics = result.get("metrics") if is_attack else None
     status = (outcome or {"status": MISSING})["status"]
     return {
@@ -145,7 +141,7 @@ def _cell(
         },
         "type": cell["type"],
         "place": PLACES[cell["type"]],
-        "threat": result.get("threat") or _threat(cell),
+        "threat": _threat(cell) | {"looks": result.get("threat", {}).get("looks", 1)},
         "attack": {
             "method": cell["method"],
             "iterations": result.get("about", {}).get("iterations"),
@@ -160,10 +156,21 @@ def _cell(
         "certificate": bound,
         "verdict": verdict_of(cell, outcome),
         "error": (outcome or {}).get("error"),
-        "folder": f"cells/{cell['id']}",
+        "same_as": cell["same_as"],
+        "folder": f"cells/{cell['same_as'] or cell['id']}",
         "limitations": list(result.get("limitations", [])),
-        "timing": {"total_s": (outcome or {}).get("seconds", 0.0)},
+        "timing": {
+            "total_s": 0.0 if cell["same_as"] else (outcome or {}).get("seconds", 0.0)
+        },
     }
+
+
+def _reason(guard: Guard, leakage: int, said: str) -> str:
+    """Says why there is no bound, of a cell that was taken from another defense's."""
+    late = guard.defense.mechanisms and not transforms_seen(
+        guard.defense, Leakage(leakage)
+    )
+    return READ_BEFORE if late else said
 
 
 def _threat(cell: Plain) -> Plain:

@@ -195,7 +195,7 @@ def _run(
         return whole
 
     files.write_json(folder / AUDIT, document())
-    work = [(cell, folder / CELLS / cell["id"]) for cell in cells]
+    work = [(c, folder / CELLS / c["id"]) for c in cells if c["same_as"] is None]
     results: Iterable[Plain] = executor(work, tell)
     try:
         for outcome in results:

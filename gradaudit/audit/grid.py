@@ -118,23 +118,30 @@ class Grid:
         """Returns whether it is only there to show that the attacks work."""
         return guard.idle and not all(each.idle for each in self.guards)
 
-    def tells_nothing(self, guard: Guard, threat: str, leakage: int) -> bool:
-        """Returns whether an aware adversary reads nothing that a curious one doesn't.
+    def _reads(self, guard: Guard, leakage: int, threat: str) -> Any:
+        """Returns what decides what an adversary reads and is told.
 
-        Its cell would be the curious one's, to the digit.
+        Where it is equal, observations are equal to the bit and so is whatever comes of
+        them: an adversary at the server reads what one at the client does if nothing
+        stands between them, and a defense that acts later is none.
         """
-        adversary = Threat.parse(threat, Leakage(leakage))
-        curious = threat.replace("aware", "curious")
-        return (
-            Knowledge.DEFENSE in adversary.knows
-            and curious != threat
-            and curious in self.plan.threats
-            and self.attacks_of(curious) == self.attacks_of(threat)
-            and not transforms_seen(guard.defense, Leakage(leakage))
+        place, defense = Leakage(leakage), guard.defense
+        # Point by point: the same noise on examples and on updates is not the same.
+        seen = (
+            defense.per_example,
+            defense.update if place is not Leakage.EXAMPLE else (),
+            defense.server if place is Leakage.SERVER else (),
         )
+        known = Threat.parse(threat, place).knows
+        about_defense = {Knowledge.DEFENSE, Knowledge.PUBLIC_DATA}
+        told = any(seen) and Knowledge.DEFENSE in known
+        return place is Leakage.EXAMPLE, seen, told, known - about_defense
 
     def cells(self) -> list[Plain]:
-        """Returns every cell, the quick ones and the telling ones first."""
+        """Returns every cell, the quick ones and the telling ones first.
+
+        One that has a `same_as` needs not be run: it is that other cell, to the digit.
+        """
         found = [
             *self._accounting(),
             *self._mechanisms(),
@@ -143,19 +150,23 @@ class Grid:
             *self._line_ups(),
             *self._trainings(),
         ]
-        ids = [cell["id"] for cell in found]
-        return [cell for i, cell in enumerate(found) if cell["id"] not in ids[:i]]
+        first: dict[Any, str] = {}
+        cells = []
+        for cell, reads in found:
+            key = cell["kind"], cell["dataset"], cell["method"], reads
+            same = None if reads is None else first.setdefault(key, cell["id"])
+            cells.append(cell | {"same_as": None if same == cell["id"] else same})
+        return cells
 
-    def _attacks(self) -> Iterator[Plain]:
+    def _attacks(self) -> Iterator[tuple[Plain, Any]]:
         plan = self.plan
         for data in self.data:
             for leakage in plan.types:
                 for guard in self.guards:
                     for threat in plan.threats:
-                        if self.tells_nothing(guard, threat, leakage):
-                            continue
                         for method in self.attacks_of(threat):
-                            yield self._attack(data, leakage, guard, threat, method)
+                            cell = self._attack(data, leakage, guard, threat, method)
+                            yield cell, self._reads(guard, leakage, threat)
 
     def _attack(
         self,
@@ -177,7 +188,7 @@ class Grid:
         label = method if isinstance(method, str) else type(method).__name__
         return self._cell("attack", spec, data, guard, leakage, threat, label)
 
-    def _line_ups(self) -> Iterator[Plain]:
+    def _line_ups(self) -> Iterator[tuple[Plain, Any]]:
         plan = self.plan
         if INFORMED not in plan.threats:
             return
@@ -193,11 +204,12 @@ class Grid:
                         batch_size=_batch(plan, leakage),
                         local_steps=1 if alone else plan.local_steps, seed=plan.seed,
                     )  # fmt: skip
-                    yield self._cell(
+                    cell = self._cell(
                         "line-up", spec, data, guard, leakage, INFORMED, "line-up"
                     )
+                    yield cell, self._reads(guard, leakage, INFORMED)
 
-    def _accounting(self) -> Iterator[Plain]:
+    def _accounting(self) -> Iterator[tuple[Plain, Any]]:
         plan = self.plan
         for data in self.data:
             setting = plan.setting or PAPER_SETTINGS.get(data.dataset.name, Setting())
@@ -208,9 +220,9 @@ class Grid:
                         delta=plan.delta, tensors=data.tensors,
                         dataset=data.dataset.name,
                     )  # fmt: skip
-                    yield self._cell("accounting", spec, data, guard)
+                    yield self._cell("accounting", spec, data, guard), None
 
-    def _mechanisms(self) -> Iterator[Plain]:
+    def _mechanisms(self) -> Iterator[tuple[Plain, Any]]:
         plan = self.plan
         for data in self.data:
             for guard in self.guards:
@@ -221,22 +233,27 @@ class Grid:
                         model=data.model, trials=plan.mechanism_trials,
                         delta=plan.delta, seed=plan.seed,
                     )  # fmt: skip
-                    yield self._cell("mechanism", spec, data, guard)
+                    yield self._cell("mechanism", spec, data, guard), None
 
-    def _norms(self) -> Iterator[Plain]:
+    def _changed(self, guard: Guard) -> tuple[int, ...]:
+        """Returns the places at which a defense has changed what is read, each once."""
+        reads = {self._reads(guard, t, "curious"): t for t in self.plan.types[::-1]}
+        return tuple(t for (_, seen, *_), t in reads.items() if any(seen))[::-1]
+
+    def _norms(self) -> Iterator[tuple[Plain, Any]]:
         plan = self.plan
         for data in self.data:
             for guard in self.guards:
-                if not guard.idle:
+                if self._changed(guard):
                     spec = Spec.of(
-                        "norms", types=plan.types, defense=guard.given,
+                        "norms", types=self._changed(guard), defense=guard.given,
                         dataset=data.given, model=plan.model, victims=plan.victims,
                         draws=min(4, plan.victims), batch_size=plan.batch_size,
                         local_steps=plan.local_steps, seed=plan.seed,
                     )  # fmt: skip
-                    yield self._cell("norms", spec, data, guard)
+                    yield self._cell("norms", spec, data, guard), None
 
-    def _trainings(self) -> Iterator[Plain]:
+    def _trainings(self) -> Iterator[tuple[Plain, Any]]:
         plan = self.plan
         if not plan.train_rounds:
             return
@@ -249,7 +266,7 @@ class Grid:
                     seed=plan.seed, delta=plan.delta,
                     evaluate_every=max(1, plan.train_rounds // 10),
                 )  # fmt: skip
-                yield self._cell("training", spec, data, guard)
+                yield self._cell("training", spec, data, guard), None
 
     def _cell(
         self,

@@ -21,7 +21,7 @@ from gradaudit.report.drawing import (
     styles,
 )
 from gradaudit.report.result import Result
-from gradaudit.report.saved import load
+from gradaudit.report.saved import Saved, load
 
 Plain = dict[str, Any]
 _SIDE = 1.0  # inches of an image
@@ -160,9 +160,14 @@ def attacks_of(result: Result) -> list[Result]:
     found: list[Result] = []
     for cell in done:
         try:
-            found.append(load(folder / cell["folder"]))
+            saved = load(folder / cell["folder"])
         except InputError:
             continue  # its folder was taken away: the others are drawn
+        # A cell that reads the same as another has its figures, under its own name.
+        own = saved.to_dict()
+        about = {"type": cell["type"], "defense": cell["defense"]["text"]}
+        own = own | {"about": own["about"] | about, "threat": cell["threat"]}
+        found.append(Saved(own, saved.folder))
     return found
 
 

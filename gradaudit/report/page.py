@@ -4,16 +4,12 @@ No script, no font, no picture from elsewhere: the page's own policy forbids the
 Everything that comes from outside (names, errors, paths) is escaped by the template.
 """
 
-import base64
 import functools
 import importlib.resources
-import io
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from gradaudit._version import __version__
 from gradaudit.data import CATALOGUE
@@ -23,6 +19,7 @@ from gradaudit.report.drawing import size, svg, visible
 from gradaudit.report.figures_of_leakage import films
 from gradaudit.report.result import Result
 from gradaudit.report.saved import Saved
+from gradaudit.report.strips import strip, strips_of
 from gradaudit.report.verdict import (
     CERTIFIED,
     FAILED,
@@ -66,8 +63,6 @@ _FIGURES: tuple[tuple[str, str, Callable[[Result], Any]], ...] = (
     ("frontier", "Accuracy against leakage", plot.frontier),
     ("norms", "Gradient norms before and after", plot.norms),
 )
-_FILMS = 3  # private examples of a cell that are shown
-_SIDE = 46  # pixels of the screen that a private example takes at least
 
 
 def page(
@@ -129,7 +124,7 @@ def _audit(saved: Saved, include: bool) -> Plain:
         "verdict_word": _verdict_word(head),
         "sections": [s for s in _SECTIONS if s[0] != "gates" or gated],
         "grids": list(_grids(document)),
-        "strips": list(_strips(saved, shown)),
+        "strips": list(strips_of(saved, shown)),
         "withheld": withheld,
         "figures": figures,
         "threats": _threats(document["cells"]),
@@ -209,7 +204,8 @@ def _grids(document: Plain) -> Iterator[Plain]:
             if len(names) > 1:
                 cell = _worst_of(mine, cell)
             key = place["type"], place["threat"]
-            rows.setdefault(key, {})[place["defense"]] = _entry(cell, place["threat"])
+            other = cells.get(cell["same_as"] or "")
+            rows.setdefault(key, {})[place["defense"]] = _entry(cell, other)
         order = [c["type"] for c in mine]
         yield {
             "dataset": name,
@@ -240,73 +236,28 @@ def _worst_of(cells: Sequence[Plain], like: Plain) -> Plain:
     return worst(same) or like
 
 
-def _entry(cell: Plain, threat: str) -> Plain:
+def _entry(cell: Plain, other: Plain | None) -> Plain:
     found = cell["verdict"]
-    other = cell["threat"]["name"]
     return {
         "id": cell["id"],
         "defense": cell["defense"]["text"],
         "verdict": found["kind"],
         "rate": found["rate"],
         "certified": found["certified"],
-        "same": other if other != threat else "",
+        "same": _same(cell, other) if other else "",
     }
 
 
-def _strips(saved: Saved, cells: Sequence[Plain]) -> Iterator[Plain]:
-    """Yields pictures of the worst attack on each place and defense."""
-    groups: dict[tuple[str, int, str], list[Plain]] = {}
-    for cell in cells:
-        if cell["kind"] == "attack" and cell["metrics"]:
-            key = cell["dataset"]["text"], cell["type"], cell["defense"]["text"]
-            groups.setdefault(key, []).append(cell)
-    for group in groups.values():
-        cell = worst(group) or group[0]
-        try:
-            found = films(saved.cell(cell))
-        except InputError:  # its folder was taken away
-            continue
-        if found:
-            title = f"type {cell['type']}, {cell['defense']['text']}"
-            figure = f"{cell['threat']['name']}: {in_words(cell['verdict']['rate'])}"
-            yield _strip(title, cell["verdict"]["kind"], figure, found)
-
-
-def _strip(title: str, verdict: str, figure: str, found: Sequence[Plain]) -> Plain:
-    between = [name for name, _ in found[0]["frames"][1:-1]]
-    numbers = ", ".join(name.removeprefix("iteration ") for name in between)
-    return {
-        "title": title,
-        "verdict": verdict,
-        "figure": figure,
-        "between": f"iterations {numbers}" if between else "",
-        "films": [_film(film, title, numbers) for film in found[:_FILMS]],
-    }
-
-
-def _film(film: Plain, title: str, numbers: str) -> Plain:
-    """Returns one strip as a picture with its words."""
-    from PIL import Image
-
-    images = [image for _, image in film["frames"]]
-    height, width = images[0].shape[:2]
-    solid = np.ones((height, width, 1))
-    images = [np.concatenate([image, solid], axis=2) for image in images]
-    gap = np.zeros((height, max(1, width // 12), 4))  # the page shows through
-    row = [part for image in images for part in (image, gap)][:-1]
-    canvas = (255 * np.concatenate(row, axis=1)).round().astype(np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(canvas).save(file, format="PNG", optimize=True)
-    coded = base64.b64encode(file.getvalue()).decode()
-    zoom = max(1, round(_SIDE / width))
-    searched = f"; what the attacker had after iterations {numbers}" if numbers else ""
-    return {
-        "source": f"data:image/png;base64,{coded}",
-        "width": zoom * canvas.shape[1],
-        "height": zoom * canvas.shape[0],
-        "words": f"{title}: a private example{searched}; what it handed in, RMSE "
-        f"{film['rmse']:.2g}",
-    }
+def _same(cell: Plain, other: Plain) -> str:
+    """Says whose figures these are: of an adversary that reads and knows the same."""
+    parts = []
+    if cell["type"] != other["type"]:
+        parts.append(f"type {other['type']}")
+    if cell["threat"]["name"] != other["threat"]["name"]:
+        parts.append(other["threat"]["name"])
+    if cell["defense"]["text"] != other["defense"]["text"]:
+        parts.append(f"under {other['defense']['text']}")
+    return ", ".join(parts)
 
 
 def _threats(cells: Sequence[Plain]) -> list[Plain]:
@@ -350,7 +301,7 @@ def _result(saved: Saved, include: bool) -> Plain:
     strips = []
     if found and public and verdict:
         figure = in_words(verdict["rate"])
-        strips = [_strip(" · ".join(words), verdict["kind"], figure, found)]
+        strips = [strip(" · ".join(words), verdict["kind"], figure, found)]
     private = [_withheld(str(about.get("dataset")))] if found and not public else []
     return {
         "title": " · ".join([command, *words]),

@@ -213,24 +213,15 @@ def _control(cells: Sequence[Plain]) -> str | None:
     )
 
 
-def places(cells: Sequence[Plain], same: Sequence[tuple[int, str, str, str]]) -> Any:
-    """Returns the worst cell of each place, threat and defense.
-
-    `same` are (type, threat, defense, threat) of adversaries that read nothing more
-    than another one does, whose verdict is theirs.
-    """
+def places(cells: Sequence[Plain]) -> list[Plain]:
+    """Returns the worst cell of each place, threat and defense."""
     groups: dict[tuple[int, str, str], list[Plain]] = {}
     for cell in cells:
         key = cell["type"], cell["threat"]["name"], cell["defense"]["text"]
         groups.setdefault(key, []).append(cell)
-    for leakage, threat, defense, other in same:
-        found = groups.get((leakage, other, defense))
-        if found:
-            groups[leakage, threat, defense] = found
     rows = []
     for (leakage, threat, defense), group in groups.items():
-        chosen = worst(group)
-        assert chosen is not None
+        chosen = worst(group) or group[0]
         rows.append(
             {
                 "type": leakage,

@@ -19,7 +19,7 @@ from gradaudit.errors import InputError
 from gradaudit.report import schema
 from tests.conftest import SMALL_AUDIT
 
-SMALL = SMALL_AUDIT
+SMALL, PRUNE = SMALL_AUDIT, "prune:at=per_example"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -73,6 +73,7 @@ def test_the_grid_has_every_cell(done):
     (norms,) = document["norms"]
     (row,) = norms["norms"]
     assert np.median(row["after"]) > np.median(row["before"])  # it is mostly noise
+    assert all(cell["same_as"] is None for cell in document["cells"])
     rows = {(row["threat"], row["defense"]) for row in document["places"]}
     assert rows == {(t, d) for t in SMALL["threats"] for d in SMALL["defenses"]}
 
@@ -118,20 +119,19 @@ def test_gates_are_judged_anew(done, monkeypatch):
 
 
 def test_another_audit_is_refused_and_can_extend(done, monkeypatch):
-    other = SMALL | {"defenses": [*SMALL["defenses"], "prune"], "threats": ["curious"]}
+    other = SMALL | {"defenses": [*SMALL["defenses"], PRUNE], "threats": ["curious"]}
     with pytest.raises(InputError, match="--overwrite"):
         ga.audit(**other, out=done.folder)
+    attack, ran = audit_cells._KINDS["attack"], []
     nothing_runs(monkeypatch, but=["norms"])
-    attack = audit_cells.attack
-    ran = []
 
     def counted(arguments, *more):
         ran.append(arguments["defense"])
-        return attack(**arguments, keep=more[0]).to_dict() | {"certificate": None}
+        return attack(arguments, *more)
 
     monkeypatch.setitem(audit_cells._KINDS, "attack", counted)
     wider = ga.audit(**other, out=done.folder, extend=True)
-    assert ran == ["prune"] and wider.to_dict()["status"] == "done"
+    assert ran == [PRUNE] and wider.to_dict()["status"] == "done"
     monkeypatch.undo()
     ga.audit(**SMALL, out=done.folder, extend=True)
 
@@ -174,7 +174,7 @@ def test_a_failing_cell_is_told_and_the_others_go_on(tmp_path):
 
 
 def test_ctrl_c_leaves_a_valid_report_and_the_rest_is_run_later(tmp_path, monkeypatch):
-    asked = SMALL | PLAIN | {"defenses": ["none", "prune", "fed-sdp"]}
+    asked = SMALL | PLAIN | {"defenses": ["none", PRUNE, "fed-cdp"]}
     ran = []
 
     def once(arguments, folder, tell, attack=audit_cells._KINDS["attack"]):
@@ -212,6 +212,64 @@ def test_a_cell_is_plain_data():
     for cell in Grid.of(changed(AuditPlan(), SMALL)).cells():
         assert json.loads(json.dumps(cell)) == cell
         assert NAME.fullmatch(cell["id"]) and len(cell["id"]) <= 100
+
+
+EQUALS = changed(
+    AuditPlan(),
+    SMALL
+    | {
+        "types": [2, 1, 0],
+        "threats": ["curious", "aware", "informed"],
+        "defenses": ["none", "fed-sdp", "fed-sdp-client", "fed-cdp", "prune"],
+        "attacks": ["dlg"],
+        "batch_size": 2,
+        "iterations": 2,
+        "victims": 2,
+        "draws": 1,
+        "line_ups": 4,
+    },
+)
+
+
+def test_cells_are_the_same_only_if_the_same_is_read():
+    cells = {c["id"]: c for c in Grid.of(EQUALS).cells()}
+    found = {
+        (c["kind"], c["type"], c["threat"], c["defense"]): cells[c["same_as"]]
+        for c in cells.values()
+        if c["same_as"]
+    }
+    for (kind, leakage, _, defense), other in found.items():
+        assert kind == other["kind"] and other["same_as"] is None
+        assert (leakage == 2) == (other["type"] == 2)
+        if defense in ("fed-cdp", "prune"):  # nobody else does what they do
+            assert other["defense"] in ("none", defense)
+    own = ("attack", 0, "aware", "fed-sdp"), ("attack", 1, "aware", "fed-sdp-client")
+    assert not set(own) & set(found)
+    assert found["attack", 2, "aware", "fed-sdp"]["defense"] == "none"
+    assert found["attack", 0, "aware", "fed-cdp"]["type"] == 1
+    assert found["attack", 0, "aware", "fed-cdp"]["threat"] == "aware"
+
+
+@pytest.mark.slow
+def test_a_cell_that_is_the_same_has_the_same_numbers(tmp_path):
+    cells = {c["id"]: c for c in Grid.of(EQUALS).cells()}
+    compared = 0
+    for cell in cells.values():
+        if cell["same_as"] is None:
+            continue
+        numbers = []
+        for each in (cell, cells[cell["same_as"]]):
+            outcome = audit_cells.run_cell(each, tmp_path / each["id"])
+            assert outcome["status"] == "done", outcome["error"]
+            result = outcome["result"]
+            rates = [
+                (r["looks"], r["measured"]) for r in result["metrics"].get("cells", [])
+            ]
+            trials = tmp_path / each["id"] / "trials.csv"
+            numbers.append(trials.read_text() if trials.exists() else rates)
+        assert numbers[0] == numbers[1], cell["name"]
+        compared += 1
+    assert compared > 10
 
 
 HOSTILE = ["<script>alert(1)</script>", "../../x", "🦄" * 20, "x" * 220, "a b\tc", "-"]

@@ -197,8 +197,9 @@ def test_what_is_missing_is_said(document, tmp_path):
 
 @pytest.mark.parametrize("kind", ["attack", "line-up", "mechanism"])
 def test_one_run_has_a_page_too(kind, audited, tmp_path):
-    cell = next((audited.folder / "cells").glob(f"{kind}-*"))
-    shutil.copytree(cell, tmp_path / "one")
+    rows = [*audited.to_dict()["cells"], *audited.to_dict()["mechanism"]]
+    cell = next(r["folder"] for r in rows if f"cells/{kind}" in r["folder"])
+    shutil.copytree(audited.folder / cell, tmp_path / "one")
     done = CliRunner().invoke(app, ["report", str(tmp_path / "one" / "result.json")])
     assert done.exit_code == 0, done.output
     shown = (tmp_path / "one" / "report.html").read_text()

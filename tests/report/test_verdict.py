@@ -168,12 +168,9 @@ def test_a_control_decides_nothing_but_is_heard():
     assert headline([control], [])["verdict"] == MISSING
 
 
-def test_an_adversary_that_reads_nothing_more_has_the_same_place():
-    rows = places([cell(attacked(5, 8))], [(2, "aware", "mine", "curious")])
-    assert {(row["threat"], row["verdict"]) for row in rows} == {
-        ("curious", LEAKS),
-        ("aware", LEAKS),
-    }
+def test_a_place_has_the_verdict_of_its_worst_cell():
+    rows = places([cell(attacked(0, 8), at=1), cell(attacked(5, 8), at=2)])
+    assert [(row["cell"], row["verdict"]) for row in rows] == [("c2", LEAKS)]
 
 
 ACCOUNTED = {
