@@ -196,6 +196,8 @@ def guarded(monkeypatch):
 def options(name):
     if name == "analytic":
         return {"dataset": "cancer", "method": name}
+    if name == "spear":
+        return {"dataset": "digits", "model": "mlp-wide", "method": name, "type": 1}
     return {"dataset": "digits", "model": MODEL, "method": name, "iterations": 3}
 
 
