@@ -30,8 +30,10 @@ def write_whole(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
 
     Guarantee: whoever reads `path`, at any moment and after any crash, finds the old
     file or the new one; two writers never share a temporary file. A full disk raises
-    in words, and leaves the old file.
+    in words, and leaves the old file. A device or a pipe is never replaced by a file.
     """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no ordinary file: choose another place")
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -117,6 +117,7 @@ def enough_figure(result: "EnoughResult") -> Any:
         )
     plain(axes, xscale="log", ylim=(-0.02, 1.02), xlabel="noise multiplier σ")
     sigmas = [point.sigma for point in result.points]
+    axes.set_xlim(0.9 * min(sigmas), 1.1 * max(sigmas))  # one point has no width
     axes.set_xticks(sigmas, [f"{sigma:.3g}" for sigma in sigmas])
     axes.minorticks_off()
     legend(figure, axes)
