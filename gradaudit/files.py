@@ -32,7 +32,7 @@ def write_whole(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
     file or the new one; two writers never share a temporary file. A full disk raises
     in words, and leaves the old file. A device or a pipe is never replaced by a file.
     """
-    if path.exists() and not path.is_file():
+    if path.exists() and not (path.is_file() or path.is_dir()):
         raise InputError(f"{path} is no ordinary file: choose another place")
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
