@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pathlib
+import signal
 
 # Before anything imports jax. One device: tests of several start their own process.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")
@@ -26,6 +27,8 @@ from gradaudit.report import result, schema
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background job ignores Ctrl-C, and so would the tests that press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     machine.configure()
     # Two processes may meet at one entry of the cache; both then compile.
     config.addinivalue_line(
