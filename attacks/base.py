@@ -16,7 +16,14 @@ from gradaudit.attacks.search import Ended, Watcher, search_all
 from gradaudit.attacks.turns import Turn, Verdict, take_turns
 from gradaudit.errors import InputError, require
 from gradaudit.models.model import Model
-from gradaudit.types import Key, Knowledge, Observation, PyTree, Reconstruction
+from gradaudit.types import (
+    HostOrDevice,
+    Key,
+    Knowledge,
+    Observation,
+    PyTree,
+    Reconstruction,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +84,14 @@ class Attack:
         """Returns in words why it can't attack such observations; "" if it can."""
         del model, observation
         return ""
+
+    def altered(self, model: Model, public: HostOrDevice) -> Model:
+        """Returns the model that the server hands out, if the threat lets it choose.
+
+        `public` are examples (n, *input_shape) of the same kind as the clients'.
+        """
+        del public
+        return model
 
     def judge(
         self, model: Model, observation: Observation, inputs: Any, labels: Any

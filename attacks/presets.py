@@ -16,6 +16,7 @@ from gradaudit.attacks.distances import (
     SquaredL2,
 )
 from gradaudit.attacks.gauss_newton import GaussNewton
+from gradaudit.attacks.imprint import imprint
 from gradaudit.attacks.labels import (
     Counts,
     FromBias,
@@ -328,6 +329,12 @@ _TABLE = (
         spear,
         "Dimitrov et al. 2024 (SPEAR); the search is this project's",
         f"{_MODEL} of one step, batch size",
+    ),
+    Preset(
+        "imprint",
+        imprint,
+        "Fowl et al. 2022 (Robbing the Fed)",
+        "gradient, batch size; public data, and the parameters are its own choice",
     ),
     Preset(
         "analytic",

@@ -218,6 +218,7 @@ def _simulated(
         Knowledge.DEFENSE in threat.knows,
         Knowledge.PUBLIC_DATA in threat.knows,
     )
+    scenario = _handed_out(scenario, attack, threat)
     about = {
         "defense": defense if isinstance(defense, str) else guard.name,
         "dataset": dataset if isinstance(dataset, str) else data.name,
@@ -230,7 +231,14 @@ def _simulated(
         plan = PrivacyPlan.of(
             guard, published, class_sizes=sizes.tolist(), tensors=tensors
         )
-    return Run(scenario, net, attack, guard, threat, about, plan)
+    return Run(scenario, scenario.model, attack, guard, threat, about, plan)
+
+
+def _handed_out(scenario: Simulated, attack: Attack, threat: Threat) -> Simulated:
+    """Returns the round as it is under this threat: its server may be malicious."""
+    if Knowledge.PARAMETERS not in threat.knows:
+        return scenario
+    return scenario.handing_out(attack.altered)
 
 
 def _recorded(
@@ -247,6 +255,7 @@ def _recorded(
         Knowledge.DEFENSE in threat.knows,
         Knowledge.PUBLIC_DATA in threat.knows,
     )
+    scenario = _handed_out(scenario, attack, threat)
     about = {
         "defense": plan.guard.name,
         "dataset": plan.data[0].name,
@@ -256,7 +265,7 @@ def _recorded(
     }
     tensors = len(jax.tree.leaves(scenario.params))
     spent = plan.privacy(plan.setting.rounds, tensors)
-    return Run(scenario, recipe.model, attack, plan.guard, threat, about, spent)
+    return Run(scenario, scenario.model, attack, plan.guard, threat, about, spent)
 
 
 def _leakage(value: int) -> Leakage:

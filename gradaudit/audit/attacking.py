@@ -15,6 +15,7 @@ from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
 from gradaudit.audit.beside import line_up_and_certificates
 from gradaudit.audit.kept import Finished, Kept
+from gradaudit.audit.malicious import imprint_scores
 from gradaudit.audit.outcome import AttackResult, Picture
 from gradaudit.audit.processes import Processes
 from gradaudit.audit.scenario import Group, Scenario
@@ -26,7 +27,7 @@ from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.privacy.statement import privacy_as_plain, privacy_of
 from gradaudit.report import metrics
 from gradaudit.spec import Spec
-from gradaudit.types import Key, Reconstruction, Status
+from gradaudit.types import Key, Knowledge, Reconstruction, Status
 
 PICTURED = 8
 
@@ -196,6 +197,7 @@ class Attacking:
         private = np.asarray(truth.inputs)
         searched = [i for i, trace in enumerate(traces) if trace.frames]
         pictured = searched or list(range(len(traces)))  # a closed form has no frames
+        inputs = np.stack([row.inputs for row in rows]) if rows else private
         return AttackResult(
             spec=self._spec,
             about=about,
@@ -215,12 +217,13 @@ class Attacking:
                 *self._processes.limitations,
             ],
             members=[row.members for row in rows],
-            inputs=np.stack([row.inputs for row in rows]) if rows else private,
+            inputs=inputs,
             truth=private,
             pictures=[
                 Picture(scores[i].victim, traces[i].frames) for i in pictured[:PICTURED]
             ],
             interrupted=interrupted,
+            beside=_beside(run, private, inputs),
         )  # fmt: skip
 
 
@@ -234,6 +237,15 @@ def _guess(run: Run, truth: Any, scores: list[Score]) -> metrics.Rate:
     threshold = run.about["success_rmse"]
     best = max(int(np.sum(each <= threshold)) for each in errors.values())
     return metrics.rate(best, len(scores))
+
+
+def _beside(run: Run, truth: Any, inputs: Any) -> dict[str, Any]:
+    """Returns what only some attacks and some data have to say."""
+    threshold = run.about["success_rmse"]
+    imprinted = imprint_scores(
+        run.attack, run.model, run.scenario.params, truth, inputs, threshold
+    )
+    return {} if imprinted is None else {"imprint": imprinted}
 
 
 def _accounting(run: Run) -> dict[str, Any] | None:
@@ -303,7 +315,12 @@ def _limitations(run: Run, interrupted: bool) -> list[str]:
             "The attack treats the update of several local steps as one gradient: "
             "it approximates."
         )
-    if run.attack.exact:
+    if Knowledge.PARAMETERS in run.attack.needs:
+        sentences.append(
+            "The server alters what clients receive: one that compares it with what "
+            "was agreed on notices."
+        )
+    elif run.attack.exact:
         sentences.append("The closed form exists for a dense first layer only.")
     if interrupted:
         sentences.append(

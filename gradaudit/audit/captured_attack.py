@@ -157,7 +157,9 @@ def attack_captured(
                 pick(net, seen, people, guard) for seen in scenario.observations
             ]
             beside["line_up"] = line_up_of(everybody)
-        return dataclasses.replace(scored, withheld=not pictures, beside=beside)
+        return dataclasses.replace(
+            scored, withheld=not pictures, beside={**scored.beside, **beside}
+        )
     starts = STARTS if restarts is None else restarts
     require(starts >= 1, f"restarts must be at least 1, got {starts}")
     about["restarts"] = starts

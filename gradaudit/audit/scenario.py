@@ -4,6 +4,7 @@ The attacker's side is `groups()`: observations, a group for every draw of the n
 The evaluator's side is `truth(ids)`. Attack code never gets hold of the second.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Setting
 from gradaudit.federation.taps import observe_many, private_data
 from gradaudit.models.model import Model, check_batch
-from gradaudit.types import Key, Leakage, Observation, PyTree, Victim
+from gradaudit.types import HostOrDevice, Key, Leakage, Observation, PyTree, Victim
 
 _CHUNK = 32  # clients that are observed together: speed and memory, no number
 
@@ -150,6 +151,29 @@ class Simulated:
         made._states = [run.state]
         return made
 
+    def handing_out(self, alter: Callable[[Model, HostOrDevice], Model]) -> Self:
+        """Returns the round in which a malicious server alters what it hands out.
+
+        What the honest network has learned by then stays; transforms begin anew.
+        """
+        require(
+            self._public is not None,
+            "a malicious server needs public examples to choose its parameters by, and "
+            "every example is a victim's: take fewer victims",
+        )
+        model = alter(self.model, self._public)
+        recipe = dataclasses.replace(self._recipe, model=model)
+        fresh = model.init(jax.random.key(0))  # what it adds is not drawn
+
+        def handed_out(state: ServerState) -> ServerState:
+            params = {**fresh, **state.params}
+            anew = initial_state(recipe, params, state.buffers)
+            return dataclasses.replace(anew, round=state.round)
+
+        made = copy.copy(self)
+        made._recipe, made._states = recipe, [handed_out(s) for s in self._states]
+        return made
+
     def groups(self) -> Iterator[Group]:
         """Yields the attacker's side, a group for every draw of the network."""
         for clients, everybody, state in zip(
@@ -173,6 +197,11 @@ class Simulated:
             parts.append(jax.tree.map(lambda leaf, n=count: leaf[:n], private))
         joined: Victim = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         return joined
+
+    @property
+    def model(self) -> Model:
+        """The model as clients receive it."""
+        return self._recipe.model
 
     @property
     def states(self) -> tuple[ServerState, ...]:

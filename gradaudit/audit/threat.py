@@ -28,8 +28,11 @@ KNOWN = (
     "the model and its parameters",
     "the batch size, the local steps and the learning rate",
 )
-# Of no use to an attack that does not say that it needs them.
-_FOR_SPECIALISTS = frozenset({Knowledge.CANDIDATES, Knowledge.PARAMETERS})
+# Of no use to an attack that does not say that it needs them, and who makes use of it.
+_FOR_SPECIALISTS = {
+    Knowledge.CANDIDATES: "`gradaudit line-up` is the informed adversary's",
+    Knowledge.PARAMETERS: "--method imprint is the malicious server's",
+}
 # What can be added to a named threat: `curious+labels`.
 GRANTS = {"labels": Knowledge.LABELS}
 
@@ -62,18 +65,20 @@ class Threat:
         Nor may the threat promise what the attack makes no use of: a result that says
         `malicious` over an honest server's figures would be false safety.
         """
-        idle = self.knows & _FOR_SPECIALISTS - attack.needs
+        idle = [k for k in _FOR_SPECIALISTS if k in self.knows - attack.needs]
         require(
             not idle,
             f"this attack makes no use of {' and '.join(k.value for k in idle)}: "
-            "choose --threat aware or curious"
-            + ("; `gradaudit line-up` is the informed adversary's" * bool(idle)),
+            "choose --threat aware or curious; "
+            + "; ".join(_FOR_SPECIALISTS[k] for k in idle),
         )
         missing = sorted(attack.needs - self.knows, key=lambda need: need.name)
         if missing:
             words = " and ".join(need.value for need in missing)
             grants = [word for word, what in GRANTS.items() if what in missing]
             remedy = "+".join([self.name, *grants]) if grants else "aware"
+            if Knowledge.PARAMETERS in missing:
+                remedy = "malicious"
             require(
                 False,
                 f"this attack needs to know {words}, and the threat {self.name!r} does "

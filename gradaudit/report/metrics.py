@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
 
 Floats = NDArray[np.floating]
 
@@ -22,7 +23,7 @@ def match(truth: Floats, guess: Floats) -> NDArray[np.intp]:
     if len(truth) == 1:
         return np.zeros(1, np.intp)
     flat_truth, flat_guess = (x.reshape(len(x), -1) for x in (truth, guess))
-    return assign(np.square(flat_truth[:, None] - flat_guess[None]).sum(axis=-1))
+    return assign(cdist(flat_truth, flat_guess, "sqeuclidean"))
 
 
 def assign(cost: Floats) -> NDArray[np.intp]:

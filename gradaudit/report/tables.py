@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gradaudit.federation.setting import setting_in_words
 from gradaudit.report.certified import certificate_rows
+from gradaudit.report.rows import special_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,15 +55,8 @@ def attack_table(result: dict[str, Any]) -> Table:
     if about["batch_size"] * about["local_steps"] > 1:
         share = number(scores["examples_rebuilt"])
         table.add_row("examples rebuilt", share, "share of all examples")
-    unsolved = scores.get("unsolved")
-    if unsolved and unsolved["victims"]:
-        remedy = "more may leak" if scores["members"] else "try --method strongest"
-        lost = f"{unsolved['victims']} of {result['victims']['asked']}"
-        words = f"own misfit > {unsolved['level']:g}: {remedy}"
-        table.add_row("not solved", lost, words)
-    for member in scores.get("members") or ():
-        if member["asked"]:
-            table.add_row(*_member(member))
+    for row in special_rows(result):
+        table.add_row(*row)
     table.add_row(
         "PSNR, SSIM",
         f"{number(scores['psnr']['median'])} dB, {number(scores['ssim']['median'])}",
@@ -104,12 +98,6 @@ def attack_table(result: dict[str, Any]) -> Table:
     ended = ", ".join(f"{count} {name}" for name, count in result["ended"].items())
     table.add_row("searches ended", ended, f"threat: {result['threat']['name']}")
     return table
-
-
-def _member(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Returns how one attack of a portfolio did."""
-    own = f"{row['rebuilt']} of {row['asked']}"
-    return f"  {escape(row['name'])}", own, f"handed in: {row['handed_in']}"
 
 
 def _epsilon(value: float | str) -> str:

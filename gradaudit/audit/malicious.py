@@ -1,0 +1,89 @@
+"""What became of a malicious server's layer, and what a client could notice of it."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from gradaudit.attacks.base import Attack
+from gradaudit.attacks.imprint import BACK, LAYER, Imprint, Imprinted
+from gradaudit.models.model import Model
+from gradaudit.report import metrics
+from gradaudit.types import PyTree
+
+_ALIKE = 1e-5  # second over first singular value of a matrix of equal rows
+_SORTED = 8  # numbers in order: by chance once in 20,000 networks
+
+
+def imprint_scores(
+    attack: Attack,
+    model: Model,
+    params: PyTree,
+    truth: NDArray[np.float32],
+    handed_in: NDArray[np.float32],
+    threshold: float,
+) -> dict[str, Any] | None:
+    """Returns the share of examples alone in their bin: expected, true and rebuilt.
+
+    `truth` and `handed_in` are (victims, batch, *shape). None unless the server was
+    malicious.
+    """
+    network = model.network
+    if not isinstance(network, Imprinted) or not isinstance(attack, Imprint):
+        return None
+    if not len(truth):
+        return None
+    alone = np.stack([_alone(network.bins_of(batch)) for batch in truth])
+    rows = (*truth.shape[:2], -1)
+    guess = metrics.clipped(metrics.matched(truth, handed_in)).reshape(rows)
+    near = metrics.rmse(truth.reshape(rows), guess) <= threshold
+    count, batch = truth.shape[:2]
+    sizes = {name: _size(params[name]) for name in (LAYER, BACK)}
+    return {
+        "bins": attack.bins,
+        "expected": attack.expected(batch),
+        "alone": float(alone.mean()),
+        "rebuilt": float(near.mean()),
+        "alone_rebuilt": float(near[alone].mean()) if alone.any() else None,
+        "each": [
+            {"alone": int(a.sum()), "rebuilt": int(n.sum())}
+            for a, n in zip(alone, near, strict=True)
+        ],
+        "examples": count * batch,
+        "added_parameters": sum(sizes.values()),
+        "share_of_parameters": sum(sizes.values()) / _size(params),
+        "noticeable": noticeable(params),
+    }
+
+
+def _alone(bins: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Marks the examples whose bin nobody else is in."""
+    _, where, counts = np.unique(bins, return_inverse=True, return_counts=True)
+    alone: NDArray[np.bool_] = counts[where] == 1
+    return alone
+
+
+def _size(params: PyTree) -> int:
+    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
+
+
+def noticeable(params: PyTree) -> list[str]:
+    """Returns in words what a client could find odd in the parameters it received.
+
+    Guarantee: nothing in freshly drawn networks of `gradaudit list`.
+    """
+    said = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = ".".join(str(getattr(part, "key", part)) for part in path)
+        values = np.asarray(leaf, np.float64)
+        if values.ndim == 2 and min(values.shape) > 2:
+            strength = np.linalg.svd(values, compute_uv=False)
+            if strength[0] > 0 and strength[1] <= _ALIKE * strength[0]:
+                shape = " x ".join(map(str, values.shape))
+                said.append(f"{name} ({shape}) has rank 1: its rows are all alike")
+        if values.ndim == 1 and len(values) >= _SORTED:
+            steps = np.diff(values)
+            if (steps > 0).all() or (steps < 0).all():
+                said.append(f"{name}: {len(values)} numbers in order")
+    return said
