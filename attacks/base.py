@@ -54,6 +54,12 @@ class Attack:
 
     restarts: int = 1
     iterations: int = 0  # its budget; a closed form has none
+
+    @property
+    def trials(self) -> int:
+        """How many of a victim's restarts the loop runs apart, the best handed in."""
+        return self.restarts
+
     # What its threat must hand over beside the model, its parameters and the sizes.
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
     # Whether it inverts an exact gradient in closed form.
@@ -185,7 +191,7 @@ def run(
         attack.shared(first),
         own,
         victims.count,
-        attack.restarts,
+        attack.trials,
         slots,
         watcher,
         only,
@@ -226,8 +232,9 @@ def _in_turn(
                 *(watch, ids, None, begun),
             )
 
-        restarts = member.attack.restarts
-        return Turn(restarts, attacked, member.continues, fits=not unfit[index])
+        return Turn(
+            member.attack.trials, attacked, member.continues, fits=not unfit[index]
+        )
 
     def judge(ids: NDArray[np.int64], found: Reconstruction) -> list[Verdict]:
         verdicts = []

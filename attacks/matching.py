@@ -13,6 +13,7 @@ import numpy as np
 
 from gradaudit.attacks.base import Attack, Best
 from gradaudit.attacks.distances import Distance, SquaredL2
+from gradaudit.attacks.ensembles import Coupling, Pooling
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.lbfgs import LBFGS, Clock, Progress
 from gradaudit.attacks.objective import (
@@ -26,7 +27,8 @@ from gradaudit.attacks.objective import (
 )
 from gradaudit.attacks.optimizers import Optimizer
 from gradaudit.attacks.priors import Prior, apart, in_nats
-from gradaudit.attacks.problem import Reading
+from gradaudit.attacks.problem import Alone, Problem, Reading, Together
+from gradaudit.attacks.relaxations import Relaxation
 from gradaudit.attacks.starts import Initialization, Patterned
 from gradaudit.errors import require
 from gradaudit.evidence import Told
@@ -85,13 +87,22 @@ class Matching(Attack):
     priors: tuple[Prior, ...] = ()
     optimizer: Optimizer = LBFGS()
     box: bool = False  # project onto [0, 1] after every update
+    relaxation: Relaxation | None = None  # move other numbers, which stay valid
     cyclic: bool = False  # move only input i mod B in attack iteration i
     unroll: bool = True  # replay the client's local steps when there are several
     stop: Stop = Stop()
     restarts: int = 1
+    coupling: Coupling | None = None  # restarts learn from each other
+    pooling: Pooling | None = None  # one answer of all restarts, in place of the best
 
     def __post_init__(self) -> None:
         require(self.restarts >= 1, f"restarts must be at least 1, got {self.restarts}")
+
+    @property
+    def trials(self) -> int:
+        """One if all restarts of a victim run as one trial."""
+        together = self.coupling is not None or self.pooling is not None
+        return 1 if together else self.restarts
 
     @property
     def needs(self) -> frozenset[Knowledge]:  # type: ignore[override]
@@ -116,6 +127,8 @@ class Matching(Attack):
 
     def misfit(self, found: Reconstruction, gradient: PyTree) -> float | None:
         """Returns the objective without its priors, relative to what leaked."""
+        if any(hasattr(prior, "told") for prior in self.priors):
+            return None  # inputs alone don't tell what such a prior was
         # A prior in nats weighs next to nothing where there is no noise.
         priors = tuple(prior for prior in self.priors if not in_nats(prior))
         inputs = jnp.asarray(found.inputs)
@@ -136,8 +149,11 @@ class Matching(Attack):
         model = observation.params, observation.buffers
         return *model, limits, observation.memory, np.asarray(weights, np.float32)
 
-    def problem(self, model: Model, observation: Observation) -> "MatchingProblem":
-        """Returns the search; it does not depend on limits, restarts or weights."""
+    def problem(self, model: Model, observation: Observation) -> Problem:
+        """Returns the search; it does not depend on limits, restarts or weights.
+
+        Restarts that have to do with each other are one search.
+        """
         training = observation.training
         require(
             not self.cyclic or training.examples > 1,
@@ -157,11 +173,19 @@ class Matching(Attack):
         parts = dataclasses.replace(
             self,
             restarts=1,
+            coupling=None,
+            pooling=None,
             stop=dataclasses.replace(self.stop, iterations=1, objective=0.0, found=0.0),
             priors=tuple(apart(prior)[0] for prior in self.priors),
         )
-        layout = layout_of(start, model, seen)
-        return MatchingProblem(parts, model, training, start, layout, told)
+        form = None if self.relaxation is None else self.relaxation.of(model)
+        layout = layout_of(start, model, seen, form)
+        one_trial = MatchingProblem(parts, model, training, start, layout, told)
+        if self.coupling is None and self.pooling is None:
+            return one_trial
+        couple = Alone() if self.coupling is None else self.coupling.couple(layout)
+        pool = None if self.pooling is None else self.pooling.pool(layout)
+        return Together(one_trial, self.restarts, couple, pool)
 
 
 @jax.tree_util.register_dataclass
@@ -276,11 +300,12 @@ class MatchingProblem:
             kept.labels,
             weights,
         )
-        project = pixel_box(layout) if matching.box else None
+        bounded = matching.box or matching.relaxation is not None
+        project = pixel_box(layout) if bounded else None
         move = matching.optimizer.iterate
         if not matching.cyclic:
             return move(evaluate, project, kept.position, memory, kept.best, clock)
-        owner = jnp.arange(layout.pixels) // int(np.prod(layout.inputs[1:]))
+        owner = jnp.arange(layout.pixels) // int(np.prod(layout.free[1:]))
         moves = owner == kept.iteration % layout.inputs[0]
         mask = jnp.concatenate([moves, jnp.ones(layout.size - layout.pixels, bool)])
 

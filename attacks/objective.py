@@ -1,7 +1,8 @@
 """The objective of gradient matching: how far dummy data is from explaining a leak.
 
-What is unknown lies in one vector: the pixels and, where labels are part of the
-search, a row of scores per example whose softmax is its soft label.
+What is unknown lies in one vector: the pixels (or what a relaxation moves in their
+place) and, where labels are part of the search, a row of scores per example whose
+softmax is its soft label.
 """
 
 import dataclasses
@@ -16,8 +17,9 @@ import numpy as np
 from gradaudit import tree
 from gradaudit.attacks.distances import Distance
 from gradaudit.attacks.labels import LabelStrategy
-from gradaudit.attacks.priors import Prior, in_nats
+from gradaudit.attacks.priors import Prior, in_nats, told
 from gradaudit.attacks.priors import residuals as of_prior
+from gradaudit.attacks.relaxations import Form
 from gradaudit.attacks.starts import Initialization
 from gradaudit.evidence import Evidence
 from gradaudit.models.gradients import one_hot, unrolled_update
@@ -34,11 +36,21 @@ class Layout:
     inputs: tuple[int, ...]  # (examples, *input_shape)
     classes: int
     searches_labels: bool
+    form: Form | None = None  # what the coordinates are, if not the pixels themselves
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The shape of what is moved in place of the inputs."""
+        if self.form is None:
+            return self.inputs
+        inputs = jax.ShapeDtypeStruct(self.inputs, jnp.float32)
+        shape: tuple[int, ...] = jax.eval_shape(self.form.free, inputs).shape
+        return shape
 
     @property
     def pixels(self) -> int:
-        """The number of coordinates that are pixels."""
-        return int(np.prod(self.inputs))
+        """The number of coordinates that stand for pixels."""
+        return int(np.prod(self.free))
 
     @property
     def size(self) -> int:
@@ -47,7 +59,13 @@ class Layout:
 
     def images(self, position: Any) -> Any:
         """Returns the dummy inputs."""
-        return position[: self.pixels].reshape(self.inputs)
+        free = position[: self.pixels].reshape(self.free)
+        return free if self.form is None else self.form.inputs(free)
+
+    def coordinates(self, inputs: jax.Array) -> jax.Array:
+        """Returns the coordinates that stand for these inputs, flat."""
+        free = inputs if self.form is None else self.form.free(inputs)
+        return free.reshape(-1).astype(jnp.float32)
 
     def scores(self, position: Any) -> Any:
         """Returns the scores of the soft labels, (examples, classes)."""
@@ -109,12 +127,14 @@ def _begun(start: Start, model: Model, key: Key, observation: Observation) -> An
     return start(key, model, observation)  # never run: only its shapes are asked for
 
 
-def layout_of(start: Start, model: Model, observation: Observation) -> Layout:
+def layout_of(
+    start: Start, model: Model, observation: Observation, form: Form | None = None
+) -> Layout:
     """Returns the layout of one victim's unknowns; asks the parts, by their shapes."""
     key = jax.random.key(0)
     shapes: Any = _begun.eval_shape
     pixels, labels, _ = shapes(start, model, key, observation)
-    return Layout(pixels.shape, model.classes, searches_labels=labels is None)
+    return Layout(pixels.shape, model.classes, labels is None, form)
 
 
 def first_position(
@@ -122,10 +142,11 @@ def first_position(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns where the search starts, and the labels it takes for the true ones."""
     pixels, labels, scores = start(key, model, observation)
+    position = layout.coordinates(pixels)
     if labels is not None:
-        return pixels.reshape(-1), labels
+        return position, labels
     assert scores is not None  # one of the two always is
-    position = jnp.concatenate([pixels.reshape(-1), scores.reshape(-1)])
+    position = jnp.concatenate([position, scores.reshape(-1)])
     return position, jnp.zeros(layout.inputs[0], jnp.int32)
 
 
@@ -139,7 +160,7 @@ def continued(
 
     Labels that are searched for start near those of the answer.
     """
-    position = inputs.reshape(-1).astype(jnp.float32)
+    position = layout.coordinates(inputs)
     if layout.searches_labels:
         shares = one_hot(labels, layout.classes) + _DOUBT
         scores = jnp.log(shares / jnp.sum(shares, axis=-1, keepdims=True))
@@ -284,6 +305,7 @@ def objective(
     weights: jax.Array | None = None,
 ) -> Objective:
     """Returns the objective of one victim; `weights` multiply the priors, one each."""
+    beliefs = [told(prior, model, observation) for prior in priors]
 
     def priced(known: Evidence | None) -> list[jax.Array]:
         """Returns by what each prior is multiplied."""
@@ -298,8 +320,8 @@ def objective(
         images, targets = layout.unpack(position, labels)
         guess, known = explained(model, observation, replays, images, targets)
         value = misfit(distance, observation, guess, known)
-        for prior, factor in zip(priors, priced(known), strict=True):
-            value = value + factor * prior(images)
+        for belief, factor in zip(beliefs, priced(known), strict=True):
+            value = value + factor * belief(images)
         return value.astype(position.dtype)  # whatever a part computes in
 
     def residuals(position: jax.Array) -> jax.Array:
@@ -309,8 +331,8 @@ def objective(
             parts = distance.residuals(guess, observation.gradient)
         else:
             parts = distance.unexplained(known, observation.gradient)
-        for prior, factor in zip(priors, priced(known), strict=True):
-            parts.append(jnp.sqrt(factor) * of_prior(prior, images))
+        for belief, factor in zip(beliefs, priced(known), strict=True):
+            parts.append(jnp.sqrt(factor) * of_prior(belief, images))
         flat = jnp.concatenate([part.reshape(-1) for part in parts])
         return flat.astype(position.dtype)
 
@@ -318,6 +340,11 @@ def objective(
 
 
 def pixel_box(layout: Layout) -> Callable[[jax.Array], jax.Array]:
-    """Returns the projection onto pixels in [0, 1]; scores are left alone."""
-    inside = np.arange(layout.size) < layout.pixels
+    """Returns the projection onto pixels in [0, 1]; scores are left alone.
+
+    Of a relaxation, only what it says is moved into the box.
+    """
+    free = layout.free
+    own = np.ones(free, bool) if layout.form is None else layout.form.boxed(free)
+    inside = np.append(own.reshape(-1), np.zeros(layout.size - layout.pixels, bool))
     return lambda position: jnp.where(inside, jnp.clip(position, 0.0, 1.0), position)

@@ -93,7 +93,7 @@ class Portfolio(Attack):
     @property
     def restarts(self) -> int:  # type: ignore[override]
         """All trials that a victim may get."""
-        return sum(member.attack.restarts for member in self.members)
+        return sum(member.attack.trials for member in self.members)
 
     @property
     def iterations(self) -> int:  # type: ignore[override]

@@ -16,6 +16,7 @@ from gradaudit.attacks.distances import (
     SquaredL2,
 )
 from gradaudit.attacks.gauss_newton import GaussNewton
+from gradaudit.attacks.grouped import gradinversion, tableak
 from gradaudit.attacks.imprint import imprint
 from gradaudit.attacks.labels import (
     Counts,
@@ -329,6 +330,18 @@ _TABLE = (
         spear,
         "Dimitrov et al. 2024 (SPEAR); the search is this project's",
         f"{_MODEL} of one step, batch size",
+    ),
+    Preset(
+        "tableak",
+        tableak,
+        "Vero et al. 2023 (TabLeak)",
+        f"{_MODEL}, batch size, the table's columns",
+    ),
+    Preset(
+        "gradinversion",
+        gradinversion,
+        "Yin et al. 2021 (GradInversion)",
+        f"{_MODEL} and its batch-norm statistics, batch size, pixel range",
     ),
     Preset(
         "imprint",

@@ -1,6 +1,7 @@
 """What an attacker believes about inputs before seeing the gradient."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradaudit.errors import require
-from gradaudit.types import HostOrDevice
+from gradaudit.models.model import Model
+from gradaudit.types import HostOrDevice, Observation
 
 _TINY = 1e-20
 _COUNTS = 1 / 7  # of a neighbour, see Smooth
@@ -21,6 +23,7 @@ class Prior(Protocol):
     One that has a field `weight` multiplies by it: see `apart`. One whose penalty is in
     `nats` (a log likelihood) is converted to the objective's own units. One that is no
     sum of squares may say of which residuals it is one near a point: see `residuals`.
+    One that looks at the network too says what it is there: see `told`.
     """
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -34,6 +37,13 @@ def residuals(prior: Prior, inputs: jax.Array) -> jax.Array:
         parts: jax.Array = own(inputs)
         return parts
     return jnp.sqrt(prior(inputs) + _TINY)[None]
+
+
+def told(prior: Prior, model: Model, observation: Observation) -> Prior:
+    """Returns the prior for what this network has learned, if that is what it is of."""
+    own = getattr(prior, "told", None)
+    belief: Prior = prior if own is None else own(model, observation)
+    return belief
 
 
 def in_nats(prior: Prior) -> bool:
@@ -157,3 +167,49 @@ class Smooth:
 def _images_size(inputs: jax.Array) -> float:
     """Returns half the number of pairs of neighbours, over the two directions."""
     return 0.5 * inputs.size
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningStatistics:
+    """Weight x how far a batch is from what batch norm saw in training.
+
+    The mean over the layers' channels of squared differences of means and of
+    variances, in units of the running ones (Yin et al. 2021, who take plain norms).
+    Nothing where the network keeps no statistics.
+    """
+
+    weight: float = 1e-2
+
+    def __post_init__(self) -> None:
+        require(self.weight >= 0, f"weight must not be negative, got {self.weight}")
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns 0: inputs alone don't tell."""
+        return jnp.zeros((), inputs.dtype)
+
+    def told(
+        self, model: Model, observation: Observation
+    ) -> Callable[[jax.Array], jax.Array]:
+        """Returns the penalty on inputs of this network with these statistics."""
+        measure = getattr(model.network, "statistics", None)
+        if measure is None or not observation.buffers:
+            return self
+        variables = {"params": observation.params, **observation.buffers}
+
+        def penalty(inputs: jax.Array) -> jax.Array:
+            seen, kept = measure(variables, inputs), observation.buffers
+            layers = [
+                _apart(seen[group][name], layer)
+                for group, layers in kept.items()
+                for name, layer in layers.items()
+            ]
+            return self.weight * sum(layers) / len(layers)
+
+        return penalty
+
+
+def _apart(seen: Any, kept: Any) -> jax.Array:
+    """Returns how far one layer's statistics are from those that it keeps."""
+    unit = kept["var"] + _FLAT
+    means = jnp.mean(jnp.square(seen["mean"] - kept["mean"]) / unit)
+    return means + jnp.mean(jnp.square((seen["var"] - kept["var"]) / unit))

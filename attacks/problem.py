@@ -55,9 +55,30 @@ class Couple(Protocol):
         """Returns the trials' kept states, stacked, after they were coupled."""
 
 
+class Pool(Protocol):
+    """Makes one answer of what the trials of one victim found; frozen and hashable."""
+
+    def __call__(self, inputs: jax.Array, objectives: jax.Array) -> jax.Array:
+        """Returns inputs (examples, *shape) of (trials, examples, *shape).
+
+        In the order of the trial with the lowest objective, whose labels they keep.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    """No coupling: trials that are only pooled."""
+
+    def __call__(self, kept: PyTree) -> PyTree:
+        """Returns the trials as they are."""
+        return kept
+
+
 @dataclasses.dataclass(frozen=True)
 class Together:
     """A problem whose trial is `trials` trials of another one, coupled at every step.
+
+    What is handed in is what `pool` makes of them; without it, the best.
 
     Guarantee: with a coupling that changes nothing, each of them is the trial that it
     would have been alone.
@@ -65,7 +86,8 @@ class Together:
 
     problem: Problem
     trials: int
-    couple: Couple
+    couple: Couple = Alone()
+    pool: Pool | None = None
 
     @property
     def evaluations_per_step(self) -> int:
@@ -89,10 +111,13 @@ class Together:
         return self.couple(moved), scratch
 
     def read(self, kept: PyTree) -> Reading:
-        """Returns the best trial by its own objective; costs are added."""
+        """Returns the best trial by its own objective, or the pool; costs are added."""
         each = jax.vmap(self.problem.read)(kept)
         best = jnp.argmin(jnp.nan_to_num(each.objective, nan=jnp.inf))
         chosen: Reading = jax.tree.map(lambda leaf: leaf[best], each)
+        if self.pool is not None:
+            pooled = self.pool(each.inputs, each.objective)
+            chosen = dataclasses.replace(chosen, inputs=pooled)
         going = jnp.any(each.status == Status.RUNNING)
         return dataclasses.replace(
             chosen,

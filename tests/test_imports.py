@@ -14,7 +14,7 @@ import pytest
 # else. A new module of `gradaudit` gets its place here.
 LAYERS = (
     ("_version", "errors"),
-    ("files", "mechanism", "types"),
+    ("columns", "files", "mechanism", "types"),
     ("evidence", "machine", "record", "spec", "text", "tree"),
     ("integrations",),
     ("models", "data"),

@@ -231,7 +231,14 @@ def _simulated(
         plan = PrivacyPlan.of(
             guard, published, class_sizes=sizes.tolist(), tensors=tensors
         )
-    return Run(scenario, scenario.model, attack, guard, threat, about, plan)
+    model = _with_columns(scenario)
+    return Run(scenario, model, attack, guard, threat, about, plan)
+
+
+def _with_columns(scenario: Simulated) -> Model:
+    """Returns the model with the columns of its data: everybody knows what it reads."""
+    columns = scenario.dataset.columns
+    return dataclasses.replace(scenario.model, columns=columns)
 
 
 def _handed_out(scenario: Simulated, attack: Attack, threat: Threat) -> Simulated:
@@ -265,7 +272,8 @@ def _recorded(
     }
     tensors = len(jax.tree.leaves(scenario.params))
     spent = plan.privacy(plan.setting.rounds, tensors)
-    return Run(scenario, scenario.model, attack, plan.guard, threat, about, spent)
+    model = _with_columns(scenario)
+    return Run(scenario, model, attack, plan.guard, threat, about, spent)
 
 
 def _leakage(value: int) -> Leakage:

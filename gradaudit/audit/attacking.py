@@ -20,6 +20,7 @@ from gradaudit.audit.outcome import AttackResult, Picture
 from gradaudit.audit.processes import Processes
 from gradaudit.audit.scenario import Group, Scenario
 from gradaudit.audit.scores import Evaluator, Score
+from gradaudit.audit.table_scores import cell_scores
 from gradaudit.audit.threat import Threat, remarks
 from gradaudit.defenses.base import Defense
 from gradaudit.models.model import Model
@@ -27,7 +28,7 @@ from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.privacy.statement import privacy_as_plain, privacy_of
 from gradaudit.report import metrics
 from gradaudit.spec import Spec
-from gradaudit.types import Key, Knowledge, Reconstruction, Status
+from gradaudit.types import Key, Knowledge, Reconstruction, Status, Victim
 
 PICTURED = 8
 
@@ -107,7 +108,7 @@ class Attacking:
             group.ids,
             draw,
             run.scenario.truth(group.ids),
-            run.attack.restarts,
+            run.attack.trials,
             run.about["success_rmse"],
             -(-PICTURED // len(run.scenario.draws)),
             tuple(member.name for member in run.attack.members),
@@ -155,7 +156,7 @@ class Attacking:
     def _tell(self, running: set[int], ended: int) -> None:
         """Tells how many trials are done: of victims that run, and of the finished."""
         if self._progress is not None:
-            restarts = self._run.attack.restarts
+            restarts = self._run.attack.trials
             others = sum(victim not in running for victim in self._kept.finished)
             total = self._run.scenario.count * restarts
             self._progress(others * restarts + ended, total)
@@ -223,7 +224,7 @@ class Attacking:
                 Picture(scores[i].victim, traces[i].frames) for i in pictured[:PICTURED]
             ],
             interrupted=interrupted,
-            beside=_beside(run, private, inputs),
+            beside=_beside(run, truth, inputs, scores),
         )  # fmt: skip
 
 
@@ -239,13 +240,23 @@ def _guess(run: Run, truth: Any, scores: list[Score]) -> metrics.Rate:
     return metrics.rate(best, len(scores))
 
 
-def _beside(run: Run, truth: Any, inputs: Any) -> dict[str, Any]:
+def _beside(
+    run: Run, truth: Victim, inputs: Any, scores: list[Score]
+) -> dict[str, Any]:
     """Returns what only some attacks and some data have to say."""
-    threshold = run.about["success_rmse"]
+    data, private = run.scenario.dataset, np.asarray(truth.inputs)
     imprinted = imprint_scores(
-        run.attack, run.model, run.scenario.params, truth, inputs, threshold
+        *(run.attack, run.model, run.scenario.params, private, inputs),
+        run.about["success_rmse"],
     )
-    return {} if imprinted is None else {"imprint": imprinted}
+    cells = cell_scores(
+        data.columns,
+        (private, np.asarray(truth.labels)),
+        (inputs, np.asarray([score.recovered_labels for score in scores])),
+        (data.inputs, data.labels),
+    )
+    found = {"imprint": imprinted, "cells": cells}
+    return {name: entry for name, entry in found.items() if entry is not None}
 
 
 def _accounting(run: Run) -> dict[str, Any] | None:

@@ -257,7 +257,7 @@ def _unseen(
     answers: list[Answer] = []
     interrupted, done, total = False, 0, scenario.count * starts
     for number, group in enumerate(scenario.groups_of(starts)):
-        begun = _Begun(run.attack.restarts, total, done, progress)
+        begun = _Begun(run.attack.trials, total, done, progress)
         own = key if number == 0 else jax.random.fold_in(key, number)
         try:
             found = run_attack(

@@ -219,8 +219,11 @@ class AttackResult(Result):
         return self.certificate | {"broken": broken}
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns trials.csv, a row for each victim that was begun."""
-        return {"trials.csv": [dataclasses.asdict(score) for score in self.scores]}
+        """Returns trials.csv, a row per victim that was begun; cells.csv of a table."""
+        tables = {"trials.csv": [dataclasses.asdict(score) for score in self.scores]}
+        if "cells" in self.beside:
+            tables["cells.csv"] = self.beside["cells"]["columns"]
+        return tables
 
     def arrays(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Returns reconstructions.npz, unless it is withheld.

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from gradaudit.columns import Column
 from gradaudit.data import store
 from gradaudit.data.dataset import TEST_EVERY, Contents, Dataset, to_unit
 from gradaudit.data.fetch import SOURCES
 from gradaudit.data.formats import load_path
+from gradaudit.data.formats.tabular import adult_columns
 from gradaudit.errors import InputError, unknown_name
 
 SPLITS = ("train", "test", "all")
@@ -152,7 +154,8 @@ def _cancer(_: str) -> Contents:
     bunch = load_breast_cancer()
     low, high = bunch.data.min(axis=0), bunch.data.max(axis=0)
     inputs = ((bunch.data - low) / (high - low)).astype(np.float32)
-    return Contents({"all": (inputs, bunch.target)}, 2)
+    columns = tuple(Column(str(name)) for name in bunch.feature_names)
+    return Contents({"all": (inputs, bunch.target)}, 2, columns)
 
 
 def stored(name: str, split: str) -> Contents:
@@ -165,6 +168,10 @@ def stored(name: str, split: str) -> Contents:
         {s: (arrays[f"{s}-inputs"], arrays[f"{s}-labels"]) for s in splits},
         source.classes,
     )
+
+
+def _adult(split: str) -> Contents:
+    return dataclasses.replace(stored("adult", split), columns=adult_columns())
 
 
 def _orl_faces_small(split: str) -> Contents:
@@ -183,8 +190,9 @@ def _fetched(
     shape: tuple[int, ...],
     counts: tuple[int, ...],
     test_counts: tuple[int, ...] = (),
+    contents: Callable[[str], Contents] | None = None,
 ) -> Entry:
-    licence, contents = SOURCES[name].licence, partial(stored, name)
+    licence, contents = SOURCES[name].licence, contents or partial(stored, name)
     return Entry(name, summary, shape, licence, contents, counts, test_counts, name)
 
 
@@ -248,6 +256,7 @@ _ENTRIES = (
         (105,),
         (24720, 7841),
         (12435, 3846),
+        _adult,
     ),
     _fetched(
         "orl-faces",

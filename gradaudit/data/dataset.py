@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit.columns import Column
 from gradaudit.errors import InputError, require
 
 Array = NDArray[Any]
@@ -33,6 +34,7 @@ class Dataset:
     classes: int
     split: str
     licence: str
+    columns: tuple[Column, ...] = ()  # of a table, in the order of its features
 
     def __post_init__(self) -> None:
         inputs = real_numbers(self.name, "inputs", self.inputs)
@@ -45,6 +47,12 @@ class Dataset:
         )
         self._check_inputs(inputs)
         self._check_labels(inputs, labels)
+        features = sum(column.features for column in self.columns)
+        require(
+            not self.columns or inputs.shape[1:] == (features,),
+            f"dataset {self.name!r}: its columns have {features} features, its inputs "
+            f"shape {inputs.shape[1:]}",
+        )
         object.__setattr__(self, "inputs", inputs.astype(np.float32, copy=False))
         object.__setattr__(self, "labels", labels.astype(np.int32, copy=False))
 
@@ -122,6 +130,7 @@ class Contents:
 
     splits: Mapping[str, tuple[Array, Array]]  # inputs, labels
     classes: int
+    columns: tuple[Column, ...] = ()
 
     def select(self, split: str, source: str) -> tuple[Array, Array]:
         """Returns the inputs and labels of `train`, `test` or `all`."""
@@ -144,7 +153,7 @@ class Contents:
         """Returns one split as a validated dataset."""
         inputs, labels = self.select(split, name)
         inputs = to_unit(real_numbers(name, "inputs", inputs))
-        return Dataset(name, inputs, labels, self.classes, split, licence)
+        return Dataset(name, inputs, labels, self.classes, split, licence, self.columns)
 
 
 def array_digest(array: Array) -> str:

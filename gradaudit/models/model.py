@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit.columns import Column
 from gradaudit.errors import InputError, require
 from gradaudit.spec import rebuilds
 from gradaudit.types import HostOrDevice, Key, PyTree
@@ -90,6 +91,7 @@ class Model:
     coupled: bool = False  # the network is a CoupledNetwork
     drawn: bool = True  # `init` draws; else it returns weights that are given
     signed_features: bool = False  # what the output layer reads may be negative
+    columns: tuple[Column, ...] = ()  # of the tables it reads, where that is known
     origin: tuple[Callable[..., Any], tuple[tuple[str, Any], ...]] | None = (
         dataclasses.field(default=None, compare=False)
     )

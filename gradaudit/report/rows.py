@@ -10,6 +10,7 @@ Row = tuple[str, str, str]
 def special_rows(result: dict[str, Any]) -> list[Row]:
     """Returns the rows that this result.json has beside the usual ones."""
     return [
+        *_cells(result.get("cells")),
         *_imprint(result.get("imprint")),
         *_unsolved(result),
         *(_member(m) for m in result["metrics"].get("members") or () if m["asked"]),
@@ -31,6 +32,21 @@ def _member(row: dict[str, Any]) -> Row:
     """Returns how one attack of a portfolio did."""
     own = f"{row['rebuilt']} of {row['asked']}"
     return f"  {escape(row['name'])}", own, f"handed in: {row['handed_in']}"
+
+
+def _cells(found: dict[str, Any] | None) -> list[Row]:
+    """Returns how much of a table is right."""
+    if found is None:
+        return []
+    kinds = (("cells right", found["right"]), ("  whole rows", found["rows"]))
+    return [
+        (
+            name,
+            f"{rate['value']:.3f}  \\[{rate['low']:.3f}, {rate['high']:.3f}]",
+            f"guessing: {rate['guess']:.3f}",
+        )
+        for name, rate in kinds
+    ]
 
 
 def _imprint(found: dict[str, Any] | None) -> list[Row]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit.columns import Column
 from gradaudit.data.dataset import Array, Contents
 from gradaudit.data.formats.reading import (
     most_bytes,
@@ -323,6 +324,17 @@ COLUMNS: dict[str, Number | Category] = {
 
 
 INCOME = Category("<=50K >50K")
+_UNKNOWN_IN = ("workclass", "occupation", "native-country")
+
+
+def adult_columns() -> tuple[Column, ...]:
+    """Returns how the features hold the columns; the ranges are public."""
+    return tuple(
+        Column(name, tuple(kind.names.split()), optional=name in _UNKNOWN_IN)
+        if isinstance(kind, Category)
+        else Column(name)
+        for name, kind in COLUMNS.items()
+    )
 
 
 _SPLITS = {"adult.data": "train", "adult.test": "test"}
@@ -341,7 +353,8 @@ def read_adult(path: Path) -> Contents:
         files = {s: path / n for n, s in _SPLITS.items() if (path / n).is_file()}
     else:
         files = {_SPLITS[f"adult{path.suffix}"]: path}
-    return Contents({split: _read(file) for split, file in files.items()}, 2)
+    splits = {split: _read(file) for split, file in files.items()}
+    return Contents(splits, 2, adult_columns())
 
 
 def parse(path: Path) -> list[list[str]]:
