@@ -15,6 +15,8 @@ from gradaudit.attacks.problem import Couple, Pool
 from gradaudit.errors import require
 from gradaudit.types import Status
 
+_FAR = 1e30  # squared, of what is not finite
+
 
 class Coupling(Protocol):
     """Lets restarts learn from each other while they search."""
@@ -61,13 +63,13 @@ class Drawn:
         layout, count = self.layout, len(kept.position)
         free = kept.position[:, : layout.pixels].reshape(count, *layout.free)
         order = alignments(free, _best(kept.best.value))
-        ordered = jax.vmap(lambda one, by: one[by])(free, order)
+        ordered = _in_order(free, order)
         running = kept.status == Status.RUNNING
         weights = running / jnp.maximum(jnp.sum(running), 1)
         mean = jnp.tensordot(weights.astype(free.dtype), ordered, axes=1)
         pulled = ordered + self.weight * (mean - ordered)
-        back = jax.vmap(lambda one, by: jnp.zeros_like(one).at[by].set(one))
-        moved = back(pulled, order).reshape(count, -1)
+        back = _in_order(pulled, jnp.argsort(order, axis=1))
+        moved = back.reshape(count, -1)
         whole = jnp.concatenate([moved, kept.position[:, layout.pixels :]], axis=1)
         position = jnp.where(running[:, None], whole, kept.position)
         return dataclasses.replace(kept, position=position)
@@ -95,7 +97,7 @@ class Voted:
         """Returns the pooled inputs, as private data can be."""
         best = _best(objectives)
         order = alignments(inputs, best)
-        ordered = jax.vmap(lambda one, by: one[by])(inputs, order)
+        ordered = _in_order(inputs, order)
         valid = jnp.isfinite(objectives).reshape(-1, *[1] * (inputs.ndim - 1))
         ordered = jnp.where(valid, ordered, inputs[best])
         form = self.layout.form
@@ -104,6 +106,12 @@ class Voted:
 
 def _best(objectives: jax.Array) -> jax.Array:
     return jnp.argmin(jnp.nan_to_num(objectives, nan=jnp.inf, posinf=jnp.inf))
+
+
+def _in_order(batches: jax.Array, order: jax.Array) -> jax.Array:
+    """Returns (trials, examples, ...) with the examples of each in its order."""
+    index = order.reshape(*order.shape, *[1] * (batches.ndim - 2))
+    return jnp.take_along_axis(batches, index, axis=1)
 
 
 def alignments(batches: jax.Array, best: jax.Array) -> jax.Array:
@@ -121,7 +129,7 @@ def _nearest(reference: jax.Array, other: jax.Array) -> jax.Array:
     if count == 1:
         return jnp.zeros(1, jnp.int32)
     apart = jnp.sum(jnp.square(reference[:, None] - other[None]), axis=-1)
-    apart = jnp.nan_to_num(apart, nan=jnp.finfo(apart.dtype).max)
+    apart = jnp.nan_to_num(apart, nan=_FAR, posinf=_FAR)
 
     def pair(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         left, chosen = state
@@ -130,4 +138,5 @@ def _nearest(reference: jax.Array, other: jax.Array) -> jax.Array:
         return left, chosen.at[row].set(column.astype(jnp.int32))
 
     start = apart, jnp.zeros(count, jnp.int32)
-    return jax.lax.fori_loop(0, count, pair, start)[1]
+    chosen: jax.Array = jax.lax.fori_loop(0, count, pair, start)[1]
+    return chosen

@@ -64,7 +64,8 @@ class RandomDirection:
     def __call__(self, shape: tuple[int, ...]) -> Vector:
         """Returns independent normal weights, of norm about 1."""
         size = int(np.prod(shape))
-        return np.random.default_rng(self.seed).standard_normal(size) / np.sqrt(size)
+        drawn = np.random.default_rng(self.seed).standard_normal(size)
+        return np.asarray(drawn / np.sqrt(size))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -203,7 +203,7 @@ class RunningStatistics:
                 for group, layers in kept.items()
                 for name, layer in layers.items()
             ]
-            return self.weight * sum(layers) / len(layers)
+            return self.weight * jnp.mean(jnp.stack(layers))
 
         return penalty
 

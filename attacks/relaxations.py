@@ -27,6 +27,10 @@ class Form(Protocol):
     def free(self, inputs: jax.Array) -> jax.Array:
         """Returns free numbers that stand for inputs nearly like these."""
 
+    @property
+    def width(self) -> int:
+        """How many free numbers stand for an input."""
+
     def boxed(self, free: tuple[int, ...]) -> NDArray[np.bool_]:
         """Returns which free numbers of this shape are to stay in [0, 1]."""
 
@@ -51,19 +55,20 @@ class Mixed:
 
     def of(self, model: Model) -> "MixedForm":
         """Returns the form for the model's columns."""
-        return MixedForm(model.columns)
+        return MixedForm(model.columns, model.input_shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class MixedForm:
-    """Free numbers (examples, free) of tables (examples, features)."""
+    """Free numbers (examples, free) of inputs (examples, *shape)."""
 
     columns: tuple[Column, ...]
+    shape: tuple[int, ...]
 
     def inputs(self, free: jax.Array) -> jax.Array:
         """Returns numbers as they are, and shares of every category's values."""
         if not self.columns:
-            return free
+            return free.reshape(len(free), *self.shape)
         parts, at = [], 0
         for column in self.columns:
             own = free[:, at : at + _width(column)]
@@ -75,7 +80,7 @@ class MixedForm:
     def free(self, inputs: jax.Array) -> jax.Array:
         """Returns numbers as they are, and logarithms of shares."""
         if not self.columns:
-            return inputs
+            return inputs.reshape(len(inputs), -1)
         parts = []
         for column, own in self._split(inputs):
             if not column.values:
@@ -85,6 +90,11 @@ class MixedForm:
             shares = jnp.concatenate([own, rest], axis=1) if column.optional else own
             parts.append(jnp.log(jnp.maximum(shares, _LEAST)))
         return jnp.concatenate(parts, axis=1)
+
+    @property
+    def width(self) -> int:
+        """The sum over the columns."""
+        return sum(map(_width, self.columns)) or int(np.prod(self.shape))
 
     def boxed(self, free: tuple[int, ...]) -> NDArray[np.bool_]:
         """Returns the numbers; shares are valid whatever they come from."""

@@ -34,15 +34,16 @@ def imprint_scores(
         return None
     if not len(truth):
         return None
-    alone = np.stack([_alone(network.bins_of(batch)) for batch in truth])
     rows = (*truth.shape[:2], -1)
+    found = [_alone(network.bins_of(batch), batch) for batch in truth]
+    alone = np.stack([own for own, _ in found])
     guess = metrics.clipped(metrics.matched(truth, handed_in)).reshape(rows)
     near = metrics.rmse(truth.reshape(rows), guess) <= threshold
     count, batch = truth.shape[:2]
     sizes = {name: _size(params[name]) for name in (LAYER, BACK)}
     return {
         "bins": attack.bins,
-        "expected": attack.expected(batch),
+        "expected": float(np.mean([attack.expected(n) for _, n in found])),
         "alone": float(alone.mean()),
         "rebuilt": float(near.mean()),
         "alone_rebuilt": float(near[alone].mean()) if alone.any() else None,
@@ -57,11 +58,17 @@ def imprint_scores(
     }
 
 
-def _alone(bins: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Marks the examples whose bin nobody else is in."""
-    _, where, counts = np.unique(bins, return_inverse=True, return_counts=True)
-    alone: NDArray[np.bool_] = counts[where] == 1
-    return alone
+def _alone(
+    bins: NDArray[np.intp], batch: NDArray[np.float32]
+) -> tuple[NDArray[np.bool_], int]:
+    """Marks the examples whose bin nobody else is in; and how many different ones.
+
+    Local steps may take an example twice: it is in its own company then.
+    """
+    which = np.unique(batch.reshape(len(batch), -1), axis=0, return_inverse=True)[1]
+    pairs = np.unique(np.stack([bins, which.reshape(-1)]), axis=1)
+    alone = np.asarray([np.sum(pairs[0] == own) == 1 for own in bins])
+    return alone, pairs.shape[1]
 
 
 def _size(params: PyTree) -> int:

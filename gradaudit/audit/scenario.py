@@ -156,12 +156,14 @@ class Simulated:
 
         What the honest network has learned by then stays; transforms begin anew.
         """
+        public = self._public
         require(
-            self._public is not None,
+            public is not None,
             "a malicious server needs public examples to choose its parameters by, and "
             "every example is a victim's: take fewer victims",
         )
-        model = alter(self.model, self._public)
+        assert public is not None
+        model = alter(self.model, public)
         recipe = dataclasses.replace(self._recipe, model=model)
         fresh = model.init(jax.random.key(0))  # what it adds is not drawn
 

@@ -52,7 +52,7 @@ def cell_scores(
     return {
         "right": {**_rate(every), "guess": float(guess.mean())},
         "rows": {
-            **_rate(every.all(axis=-1)),
+            **_rate(np.asarray(every.all(axis=-1))),
             "guess": float(guess.all(axis=-1).mean()),
         },
         "columns": rows,

@@ -41,6 +41,18 @@ def test_whoever_is_alone_in_a_bin_is_rebuilt(name, sparse):
     assert scores["alone_rebuilt"] == 1.0
 
 
+def test_who_is_drawn_twice_is_in_its_own_company():
+    attack = Imprint(bins=64)
+    model, digits = altered(attack)
+    batch = digits.inputs[:4]
+    twice = np.concatenate([batch, batch])[None]
+    params = model.init(jax.random.key(0))
+    scores = imprint_scores(attack, model, params, twice, twice, 0.01)
+    bins = model.network.bins_of(batch).tolist()
+    assert scores["alone"] == np.mean([bins.count(one) == 1 for one in bins])
+    assert scores["expected"] == attack.expected(4)
+
+
 def test_tables_are_read_in_a_random_direction():
     attack = Imprint(bins=64, measurement=RandomDirection())
     model, table = altered(attack, "mlp", "cancer")
