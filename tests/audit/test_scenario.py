@@ -198,6 +198,9 @@ def options(name):
         return {"dataset": "cancer", "method": name}
     if name == "spear":
         return {"dataset": "digits", "model": "mlp-wide", "method": name, "type": 1}
+    if name == "imprint":
+        malicious = {"method": name, "type": 1, "threat": "malicious"}
+        return {"dataset": "digits", "model": "mlp", **malicious}
     return {"dataset": "digits", "model": MODEL, "method": name, "iterations": 3}
 
 
