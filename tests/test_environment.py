@@ -137,6 +137,7 @@ print(json.dumps({"x64": jax.config.jax_enable_x64, "errors": reports}))
 
 
 OTHERS = ("dlg:iterations=2", "gradinv:iterations=3", "analytic")
+OTHERS += ("gauss-newton:iterations=2", "strongest:iterations=2", "idlg:iterations=2")
 
 
 @pytest.mark.parametrize(
@@ -156,3 +157,20 @@ def test_attacks_run_in_double_precision(methods):
     assert max(said["errors"].get("analytic", [0.0])) < 1e-5
     for errors in said["errors"].values():
         assert all(0 <= error < 1 for error in errors)
+
+
+LDP = """
+import json, jax
+import gradaudit as ga
+report = ga.ldp_audit(dataset="cancer", model="mlp", epsilons=(1.0,), trials=100,
+                      measurements=1)
+print(json.dumps({"x64": jax.config.jax_enable_x64, "cells": len(report.cells)}))
+"""
+
+
+@pytest.mark.slow
+def test_an_ldp_audit_runs_in_double_precision():
+    """Without other clients the black box has an empty sum to add up."""
+    wide = {"JAX_ENABLE_X64": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    said, _ = run(LDP, JAX_NUM_CPU_DEVICES="1", **wide)
+    assert said == {"x64": True, "cells": 12}

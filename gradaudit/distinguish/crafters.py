@@ -247,7 +247,7 @@ def bystander_gradients(
 ) -> jax.Array:
     """Returns the honest gradients, (count, d), of other clients of the update."""
     if count == 0:
-        return jnp.zeros((0, crafted.gradients.shape[1]))
+        return crafted.gradients[:0]
     chosen = np.asarray(jax.random.randint(key, (count,), 0, len(dataset)))
     targets = one_hot(jnp.asarray(dataset.labels[chosen]), model.classes)
     inputs = jnp.asarray(dataset.inputs[chosen])

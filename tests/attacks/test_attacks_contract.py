@@ -166,17 +166,18 @@ def test_a_victim_alone_is_rebuilt_as_among_others():
     assert np.abs(alone.inputs[0, 0] - digits.inputs[0]).max() < 0.01
 
 
-def test_slots_change_rounding_only():
-    model, victims, digits = digit_victims(24)
-    success = []
-    for slots in (4, 8):
-        result = QUICK.reconstruct_many(jax.random.key(0), model, victims, slots)
-        errors = np.sqrt(
-            np.mean(np.square(result.inputs[:, 0] - digits.inputs[:24]), axis=(1, 2, 3))
-        )
-        success.append(errors <= 0.1)
-    assert (success[0] == success[1]).mean() >= 0.98
-    assert success[0].mean() > 0.9
+def test_slots_change_no_number():
+    model, victims, digits = digit_victims(12)
+    few, many = (
+        QUICK.reconstruct_many(jax.random.key(0), model, victims, slots)
+        for slots in (2, 8)
+    )
+    for name in ("inputs", "objective", "evaluations", "status"):
+        np.testing.assert_array_equal(getattr(few, name), getattr(many, name))
+    errors = np.sqrt(
+        np.mean(np.square(few.inputs[:, 0] - digits.inputs[:12]), (1, 2, 3))
+    )
+    assert (errors <= 0.1).mean() > 0.9
 
 
 def test_equal_configurations_are_traced_once():

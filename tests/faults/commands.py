@@ -26,10 +26,10 @@ SMALL |= {"audit": AUDIT}
 PROGRAM = [sys.executable, "-m", "gradaudit.cli"]
 
 
-def started(words, folder, environment=None, **more):
-    """Starts a command in a process of its own."""
+def started(words, folder, environment=None, before=(), **more):
+    """Starts a command in a process of its own; `before` it another one may stand."""
     return subprocess.Popen(
-        [*PROGRAM, *words, "--out", str(folder)],
+        [*before, *PROGRAM, *words, "--out", str(folder)],
         env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"} | (environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

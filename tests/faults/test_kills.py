@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import resource
+import shutil
 import signal
 import time
 
@@ -151,6 +152,26 @@ def test_a_full_disk_ends_in_words_and_leaves_the_old_result(name, tmp_path):
     code, said = ran(SMALL[name], tmp_path / "new")  # there is room again
     assert code == 0, said
     assert essence(tmp_path / "new") == before
+
+
+# Whoever may do everything may write everywhere: that right is put down first.
+NO_OVERRIDE = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_read_only_folder_is_said_before_the_work_and_stays(name, tmp_path):
+    before = NO_OVERRIDE if os.geteuid() == 0 else ()
+    if before and shutil.which(before[0]) is None:
+        pytest.skip("nothing here puts the rights of root down")
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    (closed / "mine.txt").write_text("the user's own")
+    closed.chmod(0o555)
+    for folder in (closed, closed / "new" / "folder"):
+        code, said = ran(SMALL[name], folder, before=before)
+        assert code == 2, said
+        assert "can't be written" in said and "Permission denied" in said
+    assert [path.name for path in closed.iterdir()] == ["mine.txt"]
 
 
 @pytest.mark.parametrize("name", SMALL)

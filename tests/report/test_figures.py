@@ -1,12 +1,14 @@
 """Figures: titles that say what is shown, whole rounds, nothing empty, nothing cut."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import gradaudit as ga
+from gradaudit.distinguish import Box
 from gradaudit.federation.setting import Setting
 from gradaudit.federation.training import RoundRecord
 from gradaudit.privacy import gaussian
@@ -69,6 +71,24 @@ def test_the_title_of_a_training_says_data_defense_and_epsilon(tmp_path):
     title = result.figures()["curve.png"]().get_suptitle()
     spent = result.to_dict()["accounting"]["epsilon"]["accounted"]
     assert "cancer, fed-cdp:clip=4,sigma=6" in title and f"ε = {spent:.3g}" in title
+
+
+def test_the_figure_of_an_ldp_audit_shows_what_is_proven():
+    """Beside what was measured, in every panel; a grid's empty places are hidden."""
+    cells = [
+        types.SimpleNamespace(
+            adversary=name, box=Box.WHITE, epsilon=epsilon, mean=0.8 * epsilon,
+            spread=0.1, lower_bound=0.5 * epsilon, ceiling=9.0,
+        )
+        for name in ("a", "b", "c", "d")
+        for epsilon in (1.0, 4.0)
+    ]  # fmt: skip
+    figure = figures.epsilon_figure(cells)
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(shown) == 4
+    for axes in shown:
+        drawn = {line.get_label(): line.get_ydata() for line in axes.lines}
+        np.testing.assert_allclose(drawn["white box, proven (≥)"], [0.5, 2.0])
 
 
 @pytest.mark.parametrize("name", ["plot", "plot.svg"])

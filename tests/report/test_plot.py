@@ -62,12 +62,15 @@ def test_reconstructions(attack):
     assert said.startswith("6 of 6 rebuilt") and "analytic against none" in said
 
 
+ERRORS = np.asarray([0.0, 0.1, 0.2], np.float32).reshape(1, 3, 1, 1, 1)
+
+
 class Batch(Plainly):
-    """A victim of three examples, rebuilt in another order."""
+    """A victim of three examples, each rebuilt so badly, in another order."""
 
     def arrays(self):
-        truth = np.random.default_rng(0).random((1, 3, 4, 4, 1), np.float32)
-        found = truth[:, [2, 0, 1]]
+        truth = np.random.default_rng(0).random((1, 3, 4, 4, 1), np.float32) / 2
+        found = (truth + ERRORS)[:, [2, 0, 1]]
         return {
             "reconstructions.npz": {
                 "truth": truth,
@@ -80,14 +83,15 @@ class Batch(Plainly):
         }
 
 
-def test_a_batch_is_shown_in_the_order_of_the_truth():
+def test_a_batch_is_shown_in_the_order_of_the_truth_each_with_its_own_error():
     found = films(Batch({}))
-    assert [film["rmse"] for film in found] == [0.0, 0.0, 0.0]
-    for film in found:
-        names, images = zip(*film["frames"], strict=True)
+    errors = ERRORS.ravel().tolist()
+    assert [film["rmse"] for film in found] == pytest.approx(errors, abs=1e-6)
+    for film, error in zip(found, errors, strict=True):
+        names, (private, *guesses) = zip(*film["frames"], strict=True)
         assert names == ("private", "iteration 1", "iteration 2", "rebuilt")
-        for image in images:
-            np.testing.assert_array_equal(image, images[0])
+        for guess in guesses:
+            np.testing.assert_allclose(guess, private + error, atol=1e-6)
 
 
 def test_resilience_of_an_audit_and_of_attacks(audited, attack):
