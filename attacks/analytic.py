@@ -1,12 +1,17 @@
-"""Exact inversion of a dense first layer with bias: no iterations.
+"""Exact inversion of a dense first layer with bias, or of patches: no iterations.
 
 For z = W x + b every row k has dL/dW_k = dL/dz_k * x and dL/db_k = dL/dz_k, so that
 x is their quotient wherever the bias' gradient is not zero.
+
+A transformer reads patches x_t and adds learned positions p_t to W x_t: dL/dp_t is
+dL/dz_t of every patch, and dL/dW = sum_t x_t dL/dz_t is a linear system for the patches
+(Lu et al. 2022, APRIL).
 """
 
 import dataclasses
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from gradaudit.attacks.base import Attack
@@ -14,12 +19,18 @@ from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.problem import Reading
 from gradaudit.errors import require
 from gradaudit.models.model import Model
+from gradaudit.models.transformer import from_patches
 from gradaudit.types import Key, LocalTraining, Observation, PyTree, Status
+
+_ROUNDING = 1e-6  # of the largest singular value: below it float32 holds no signal
 
 
 @dataclasses.dataclass(frozen=True)
 class Analytic(Attack):
-    """The closed-form attack; works for one example on a dense first layer."""
+    """The closed form for one example: a dense first layer, or patches with positions.
+
+    Guarantee: exact up to rounding; of patches, what their gradients tell apart.
+    """
 
     exact: ClassVar[bool] = True
     labels: LabelStrategy = LastLayer()
@@ -27,13 +38,13 @@ class Analytic(Attack):
     def unfit(self, model: Model, observation: Observation) -> str:
         """Returns in words why there is no closed form, if so."""
         layer, examples = model.input_layer, observation.training.examples
-        if layer is None:
+        if layer is None and model.patches is None:
             return (
                 f"the analytic attack inverts a dense layer that reads the input, and "
                 f"model {model.name!r} has none (its first layer is a convolution): "
                 "choose --method cpl, or --model mlp"
             )
-        if "bias" not in observation.params[layer]:
+        if layer is not None and "bias" not in observation.params[layer]:
             return (
                 f"the analytic attack divides by the bias' gradient, and layer "
                 f"{layer!r} has no bias"
@@ -66,9 +77,7 @@ class Inversion:
         params, buffers = shared
         gradient, known = own
         seen = Observation(params, gradient, buffers, known, training=self.training)
-        layer = gradient[self.model.input_layer]
-        row = jnp.argmax(jnp.abs(layer["bias"]))  # the best conditioned quotient
-        inputs = layer["kernel"][:, row] / layer["bias"][row]
+        inputs = self._inputs(gradient)
         finite = jnp.all(jnp.isfinite(inputs))
         inputs = jnp.where(finite, inputs, 0.5).reshape(1, *self.model.input_shape)
         labels = self.labels(key, self.model, seen)
@@ -84,6 +93,17 @@ class Inversion:
             status=status.astype(jnp.int32),
         )
         return kept, ()
+
+    def _inputs(self, gradient: PyTree) -> jax.Array:
+        patches = self.model.patches
+        if self.model.input_layer is not None or patches is None:
+            layer = gradient[self.model.input_layer]
+            row = jnp.argmax(jnp.abs(layer["bias"]))  # the best conditioned quotient
+            quotient: jax.Array = layer["kernel"][:, row] / layer["bias"][row]
+            return quotient
+        slopes, kernel = gradient[patches.positions], gradient[patches.layer]["kernel"]
+        rows = jnp.linalg.lstsq(slopes.T, kernel.T, rcond=_ROUNDING)[0]
+        return from_patches(rows, patches.side, self.model.input_shape)
 
     def step(
         self, shared: PyTree, own: PyTree, kept: Reading, scratch: PyTree

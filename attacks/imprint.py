@@ -178,6 +178,7 @@ class Imprint(Attack):
             name=f"{model.name}, imprinted",
             network=network,
             input_layer=LAYER,
+            patches=None,
             origin=None,
         )
 

@@ -269,7 +269,7 @@ def _smooth(weight: float, labels: LabelStrategy) -> Matching:
 
 
 def analytic() -> Analytic:
-    """Exact inversion of a dense first layer with bias, without iterations."""
+    """Exact inversion of a dense first layer, or of a transformer's patches."""
     return Analytic()
 
 
@@ -352,7 +352,7 @@ _TABLE = (
     Preset(
         "analytic",
         analytic,
-        "Phong et al. 2017; Geiping et al. 2020, section 3",
+        "Phong et al. 2017; Geiping et al. 2020, section 3; Lu et al. 2022 (APRIL)",
         "parameters' names, gradient of one example",
     ),
 )

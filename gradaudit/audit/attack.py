@@ -80,8 +80,9 @@ def attack(
       local_steps: local steps of a client's round; types 0 and 1 read their sum,
         type 2 reads inside the first.
       round: rounds of training before the one that is read.
-      run: the folder of a recorded `gradaudit train`: its model at `round`, the
-        clients that really took part, its data and its defense.
+      run: the folder of a recorded `gradaudit train`: its model at `round` (or what it
+        learned under another `model` of the same tensors), the clients that really
+        took part, its data and its defense.
       draws: how many times the network is drawn, victims dealt over the draws; by
         default 4 for an untrained network and 1 for a trained one.
       threat: what the adversary knows: `curious`, `aware`, `informed`, `malicious`,
@@ -115,7 +116,8 @@ def attack(
             require(
                 draws in (None, 1), "a recorded training has one network: draws is 1"
             )
-            built = _recorded(pathlib.Path(run), round, victims, chosen, adversary)
+            folder = pathlib.Path(run)
+            built = _recorded(folder, model, round, victims, chosen, adversary)
         else:
             built = _simulated(
                 data_key, dataset, model, defense, batch_size, local_steps, round,
@@ -249,7 +251,12 @@ def _handed_out(scenario: Simulated, attack: Attack, threat: Threat) -> Simulate
 
 
 def _recorded(
-    folder: pathlib.Path, number: int, victims: int, attack: Attack, threat: Threat
+    folder: pathlib.Path,
+    model: str | Model | None,
+    number: int,
+    victims: int,
+    attack: Attack,
+    threat: Threat,
 ) -> Run:
     """Builds victims that took part in a round of a recorded training."""
     run = recorded_round(folder, number)
@@ -262,6 +269,8 @@ def _recorded(
         Knowledge.DEFENSE in threat.knows,
         Knowledge.PUBLIC_DATA in threat.knows,
     )
+    if model is not None:
+        scenario = scenario.under(chosen_model(model, plan.data[0]))
     scenario = _handed_out(scenario, attack, threat)
     about = {
         "defense": plan.guard.name,
@@ -272,8 +281,8 @@ def _recorded(
     }
     tensors = len(jax.tree.leaves(scenario.params))
     spent = plan.privacy(plan.setting.rounds, tensors)
-    model = _with_columns(scenario)
-    return Run(scenario, model, attack, plan.guard, threat, about, spent)
+    known = _with_columns(scenario)
+    return Run(scenario, known, attack, plan.guard, threat, about, spent)
 
 
 def _leakage(value: int) -> Leakage:

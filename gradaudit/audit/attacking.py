@@ -332,7 +332,10 @@ def _limitations(run: Run, interrupted: bool) -> list[str]:
             "was agreed on notices."
         )
     elif run.attack.exact:
-        sentences.append("The closed form exists for a dense first layer only.")
+        sentences.append(
+            "The closed form exists for a dense first layer, and for patches with "
+            "learned positions."
+        )
     if interrupted:
         sentences.append(
             "The run was interrupted: victims that were not begun count in the "

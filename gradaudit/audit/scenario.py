@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit import tree
 from gradaudit.attacks.base import Victims
 from gradaudit.audit.training_plan import RecordedTraining
 from gradaudit.data import Dataset
@@ -150,6 +151,28 @@ class Simulated:
         made.draws, made._participants = [everybody[:victims]], [everybody]
         made._states = [run.state]
         return made
+
+    def under(self, model: Model) -> Self:
+        """Returns the same round of another model that has these weights and buffers.
+
+        So what batch norm learned in training mode is read in evaluation mode.
+        """
+        key, state = jax.random.key(0), self._states[0]
+        made = [jax.eval_shape(m, key) for m in (model.init, model.initial_buffers)]
+        expected, found = (
+            dict(
+                zip(tree.names(each), map(np.shape, jax.tree.leaves(each)), strict=True)
+            )
+            for each in (made, [state.params, state.buffers])
+        )
+        require(
+            expected == found,
+            f"model {model.name!r} has other tensors than what was trained as "
+            f"{self.model.name!r}: leave --model out",
+        )
+        again = copy.copy(self)
+        again._recipe = dataclasses.replace(self._recipe, model=model)
+        return again
 
     def handing_out(self, alter: Callable[[Model, HostOrDevice], Model]) -> Self:
         """Returns the round in which a malicious server alters what it hands out.

@@ -134,7 +134,7 @@ def _of_victims(context: typer.Context) -> dict[str, Any]:
 
 
 # What a recorded training decides itself.
-_OF_SIMULATION = ("defense", "dataset", "model", "draws", "batch_size", "local_steps")
+_OF_SIMULATION = ("defense", "dataset", "draws", "batch_size", "local_steps")
 
 _OF_CAPTURED = (
     "truth", "candidates", "place", "learning_rate", "pictures",

@@ -191,8 +191,9 @@ RunFolder = Annotated[
     pathlib.Path | None,
     typer.Option(
         "--run",
-        help="A recorded `gradaudit train` folder: its model in --round, the clients "
-        "that took part, its data and its defense.",
+        help="A recorded `gradaudit train` folder: its model in --round (or its "
+        "weights under another --model of the same tensors), the clients that took "
+        "part, its data and its defense.",
         rich_help_panel=_WHO,
     ),
 ]

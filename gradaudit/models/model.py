@@ -64,6 +64,19 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
+class Patches:
+    """A dense layer that reads patches of an image and adds what each position learned.
+
+    Where `positions` (patches, width) is added to what `layer` makes of every patch,
+    its gradient is that of the layer's outputs, patch by patch.
+    """
+
+    layer: str
+    positions: str
+    side: int  # of a patch; images are padded with zeros to a multiple of it
+
+
+@dataclasses.dataclass(frozen=True)
 class Model:
     """A network, its per-example loss and the shapes; hashable, a static argument.
 
@@ -77,7 +90,8 @@ class Model:
     `output_layer` names the entry of the parameters that holds the last dense
     layer's `kernel` (features, classes) and, if it has one, `bias`; label recovery
     reads its gradient. `input_layer` likewise names a dense layer that reads the
-    input itself, if there is one; the analytic attack needs it. `origin` names the
+    input itself, if there is one, and `patches` one that reads it patch by patch; the
+    analytic attack needs one of them. `origin` names the
     function that made it and its arguments, so that a saved run can make it again.
     """
 
@@ -91,6 +105,7 @@ class Model:
     coupled: bool = False  # the network is a CoupledNetwork
     drawn: bool = True  # `init` draws; else it returns weights that are given
     signed_features: bool = False  # what the output layer reads may be negative
+    patches: Patches | None = None
     columns: tuple[Column, ...] = ()  # of the tables it reads, where that is known
     origin: tuple[Callable[..., Any], tuple[tuple[str, Any], ...]] | None = (
         dataclasses.field(default=None, compare=False)
@@ -249,6 +264,7 @@ def with_statistics(
         name=f"{model.name}, standardized",
         network=Standardized(model.network, mean, deviation),
         input_layer=None,
+        patches=None,
         origin=(with_statistics, given),
     )
 

@@ -9,7 +9,7 @@ from flax import linen as nn
 from gradaudit.errors import InputError, require
 from gradaudit.models.blocks import GLOROT, Dense
 from gradaudit.models.convolution import Path
-from gradaudit.models.model import Model
+from gradaudit.models.model import Model, Patches
 
 _POSITIONS = nn.initializers.normal(0.02)
 
@@ -62,6 +62,15 @@ def patches(images: jax.Array, side: int) -> jax.Array:
     return jnp.swapaxes(split, 2, 3).reshape(count, rows * columns, -1)
 
 
+def from_patches(rows: jax.Array, side: int, shape: tuple[int, ...]) -> jax.Array:
+    """Returns the image (h, w, c) of its patches (patches, side²·c), row by row."""
+    height, width, channels = shape
+    across = -(-width // side)
+    split = rows.reshape(-1, across, side, side, channels)
+    whole = jnp.swapaxes(split, 1, 2).reshape(-1, across * side, channels)
+    return whole[:height, :width]
+
+
 @dataclasses.dataclass(frozen=True)
 class Transformer:
     """One line of `gradaudit list`: a transformer over patches."""
@@ -94,4 +103,5 @@ class Transformer:
             classes=classes,
             output_layer="output",
             signed_features=True,
+            patches=Patches("patches", "positions", self.patch),
         )
