@@ -14,6 +14,7 @@ from gradaudit.attacks import PRESETS, Attack, Matching, cpl
 from gradaudit.audit.scenario import Simulated
 from gradaudit.data import load_dataset
 from gradaudit.defenses import parse
+from gradaudit.errors import InputError
 from gradaudit.federation.setting import Setting
 from gradaudit.models.networks import build_model
 from gradaudit.types import Leakage, Reconstruction, Status, Victim
@@ -283,3 +284,31 @@ def test_what_an_attack_is_handed_holds_arrays_only():
     for leaf in jax.tree.leaves(observation):
         assert isinstance(leaf, (np.ndarray, jax.Array, np.generic))
     assert observation.labels is None
+
+
+def test_a_round_is_read_under_another_model_of_the_same_tensors():
+    """What batch norm learned in training mode, read in evaluation mode; say."""
+    scenario = simulated(2, leakage=Leakage.EXAMPLE)
+    same = dataclasses.replace(scenario.model, name="renamed")
+    assert scenario.under(same).model.name == "renamed"
+    np.testing.assert_array_equal(sent(scenario.under(same)), sent(scenario))
+    with pytest.raises(InputError, match="other tensors"):
+        scenario.under(build_model("mlp", (8, 8, 1), 10))
+
+
+def test_a_malicious_server_alters_nothing_but_what_it_adds():
+    scenario = Simulated(
+        *(KEY, build_model("mlp", (8, 8, 1), 10), load_dataset("digits")),
+        *(parse("none"), Leakage.SERVER, Setting(2, 2, 1, 1, 1, examples=1)),
+        public_known=True,
+    )
+    altered = scenario.handing_out(PRESETS["imprint"].make(bins=4).altered)
+    kept = {name: altered.params[name] for name in scenario.params}
+    jax.tree.map(np.testing.assert_array_equal, kept, scenario.params)
+    assert set(altered.params) - set(kept) == {"imprint", "imprint_back"}
+    everybody = np.arange(2)
+    np.testing.assert_array_equal(
+        altered.truth(everybody).inputs, scenario.truth(everybody).inputs
+    )
+    with pytest.raises(InputError, match="public examples"):
+        simulated(2).handing_out(PRESETS["imprint"].make().altered)
