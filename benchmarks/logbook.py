@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
@@ -98,26 +97,28 @@ class Record:
             self.content[part] = {name: kept[name] for name in names}
         self._write()
 
-    def finished(self, cell: Cell, measured: Plain, seconds: float) -> Plain:
-        """Returns what is kept of a cell that was measured just now."""
+    def finished(
+        self,
+        cell: Cell,
+        measured: Plain,
+        seconds: float,
+        load: float | None,
+        environment: Plain,
+    ) -> Plain:
+        """Returns what is kept of a cell that was measured just now, and where."""
+        known = self.content["environments"]
+        if environment not in known:
+            known.append(environment)
         now = datetime.datetime.now(datetime.UTC)
         return {
             "fingerprint": cell.fingerprint,
             "arguments": cell.arguments,
-            "measured": files.finite(measured),
+            "measured": measured,
             "seconds": round(seconds, 2),
             "finished": now.isoformat(timespec="seconds"),
-            "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
-            "environment": self._environment(),
+            "load": load,
+            "environment": known.index(environment),
         }
-
-    def _environment(self) -> int:
-        from gradaudit import machine
-
-        here, known = machine.describe(), self.content["environments"]
-        if here not in known:
-            known.append(here)
-        return int(known.index(here))
 
     def borrowed(self, kept: Plain, lender: "Record") -> Plain:
         """Returns a cell of another record as this one keeps it."""

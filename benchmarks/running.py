@@ -1,11 +1,13 @@
-"""Runs benchmarks: cell after cell, each kept as it finishes, none twice."""
+"""Runs benchmarks: cells wherever they run, each kept as it finishes, none twice."""
 
+import importlib
+import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from gradaudit import files
+from gradaudit import files, machine
 from gradaudit.benchmarks.logbook import Record, finished_cells
 from gradaudit.benchmarks.suite import (
     Benchmark,
@@ -17,7 +19,9 @@ from gradaudit.benchmarks.suite import (
     quiet,
     run_cell,
 )
-from gradaudit.errors import unknown_name
+from gradaudit.errors import LostProcess, unknown_name
+from gradaudit.executors import Executor, Task, in_this_process
+from gradaudit.executors import Tell as TellTask
 
 Tell = Callable[[str, int, int], None]
 Say = Callable[[str], None]
@@ -34,6 +38,7 @@ def run_benchmark(
     overwrite: bool = False,
     tell: Tell = quiet,
     say: Say = lambda line: None,
+    executor: Executor = in_this_process,
 ) -> Record:
     """Runs the cells that the folder does not have yet; returns the record.
 
@@ -51,12 +56,12 @@ def run_benchmark(
         pending = _pending(record, cells, folder, overwrite, say)
         work = folder / _WORK / f"{benchmark.name}-{scale.value}"
         done = len(cells) - len(pending)
-        for cell, kept in in_turn(pending, record, work, tell, done, len(cells)):
-            if isinstance(kept, Missing):
-                say(f"left out: {cell.name} ({kept})")
-                record.lacks(cell, str(kept))
+        for cell, answer in _answers(pending, work, executor, tell, done, len(cells)):
+            if "missing" in answer:
+                say(f"left out: {cell.name} ({answer['missing']})")
+                record.lacks(cell, answer["missing"])
             else:
-                record.add(cell, kept)
+                record.add(cell, record.finished(cell, **answer))
         shutil.rmtree(work, ignore_errors=True)
         record.arrange(every)
         return record
@@ -117,35 +122,63 @@ def _pending(
     return pending
 
 
-def in_turn(
-    cells: Iterable[Cell],
-    record: Record,
+def measured(argument: Plain, folder: pathlib.Path, tell: TellTask) -> Plain:
+    """Measures one cell, given as plain data; returns what is kept of it.
+
+    Or what it lacks: peers' packages are only found out to be missing on the way.
+    """
+    module, _, name = argument["measure"].partition(":")
+    measure = getattr(importlib.import_module(module), name)
+    cell = Cell(argument["name"], measure, argument["arguments"])
+
+    def inside(text: str, part: int, whole: int) -> None:
+        tell(part, whole, text)
+
+    began = time.perf_counter()
+    try:
+        found = run_cell(cell, Context(folder, inside))
+    except Missing as lacks:
+        return {"missing": str(lacks)}
+    return {
+        "measured": files.finite(found),
+        "seconds": time.perf_counter() - began,
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+        "environment": machine.describe(),
+    }
+
+
+def _answers(
+    cells: list[Cell],
     work: pathlib.Path,
+    executor: Executor,
     tell: Tell,
     done: int,
     total: int,
-) -> Iterator[tuple[Cell, Plain | Missing]]:
-    """Measures one cell after the other; yields each with what is kept of it.
+) -> Iterator[tuple[Cell, Plain]]:
+    """Measures cells wherever that is; yields each with its answer as it comes."""
+    tasks = [
+        Task(
+            cell.name,
+            f"{measured.__module__}:{measured.__name__}",
+            {
+                "name": cell.name,
+                "measure": f"{cell.measure.__module__}:{cell.measure.__qualname__}",
+                "arguments": cell.arguments,
+            },
+            work / cell.fingerprint[:16],
+        )
+        for cell in cells
+    ]
 
-    Or with what it lacks: peers' packages are only found out to be missing on the way.
-    """
-    for index, cell in enumerate(cells, done):
-        name, place = cell.name, f"{index + 1} of {total}"
+    def hear(index: int, part: int, whole: int, text: str) -> None:
+        words = f"{done + 1} of {total}: {cells[index].name}"
+        tell(f"{words}, {text}" if text else words, part, whole)
 
-        def inside(
-            text: str, part: int, whole: int, name: str = name, place: str = place
-        ) -> None:
-            tell(f"{place}: {name}, {text}", part, whole)
-
-        tell(f"{place}: {name}", 0, 1)
-        began = time.perf_counter()
-        context = Context(work / cell.fingerprint[:16], inside)
-        try:
-            measured = run_cell(cell, context)
-        except Missing as lacks:
-            yield cell, lacks
-            continue
-        yield cell, record.finished(cell, measured, time.perf_counter() - began)
+    for index, answer in executor(tasks, hear):
+        done += 1
+        if isinstance(answer, LostProcess):
+            raise LostProcess(f"{cells[index].name}: {answer}")
+        yield cells[index], answer
 
 
 def estimate(cells: list[Cell], tell: Tell = quiet) -> tuple[float, list[str]]:

@@ -8,6 +8,8 @@ import json
 import math
 import os
 import pathlib
+import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -213,6 +215,29 @@ def digest(path: pathlib.Path) -> str:
             while block := opened.read(_BLOCK):
                 whole.update(block)
     return whole.hexdigest()
+
+
+def pack_folder(folder: pathlib.Path) -> bytes:
+    """Returns a folder as bytes; an empty one if there is none."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w:gz", compresslevel=1) as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.name != LOCK:
+                archive.add(path, str(path.relative_to(folder)))
+    return whole.getvalue()
+
+
+def unpack_folder(whole: bytes, folder: pathlib.Path) -> None:
+    """Puts a folder in place of the one that was sent; whole, or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=".arriving-"))
+    try:
+        with tarfile.open(fileobj=io.BytesIO(whole)) as archive:
+            archive.extractall(made, filter="data")
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def _umask() -> int:

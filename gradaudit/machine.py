@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gradaudit.errors import InputError, require
+from gradaudit.executors import core_count
 
 CACHE_VARIABLE = "GRADAUDIT_CACHE"  # a folder, or `off`
 
@@ -158,12 +159,6 @@ def joined() -> tuple[int, int, Any]:
 
     client = distributed.global_state.client
     return jax.process_index(), jax.process_count(), client
-
-
-def core_count() -> int:
-    """Returns how many cores this process may use; not every system tells."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
 def _can_write(folder: pathlib.Path | None) -> bool:

@@ -15,8 +15,9 @@ import pytest
 LAYERS = (
     ("_version", "errors"),
     ("columns", "files", "mechanism", "types"),
+    ("executors",),
     ("evidence", "machine", "record", "spec", "text", "tree"),
-    ("integrations",),
+    ("clusters", "integrations"),
     ("models", "data"),
     ("attacks", "defenses"),
     ("federation",),

@@ -11,16 +11,18 @@ import pathlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradaudit import files, machine
 from gradaudit.audit.asked import AuditPlan, changed
 from gradaudit.audit.assembled import assemble
-from gradaudit.audit.cells import DONE, INTERRUPTED, run_cell
+from gradaudit.audit.cells import DONE, INTERRUPTED, finished, lost, run_task
 from gradaudit.audit.grid import Grid
 from gradaudit.audit.limits import Gates
-from gradaudit.errors import InputError, require
+from gradaudit.clusters import placed
+from gradaudit.errors import InputError, LostProcess, require
+from gradaudit.executors import Executor, Task, in_this_process
 from gradaudit.report import summary
 from gradaudit.report.page import page
 from gradaudit.report.result import AUDIT, Result, claim
@@ -28,10 +30,9 @@ from gradaudit.spec import Spec
 
 Plain = dict[str, Any]
 CELLS = "cells"
-# Cells finished, cells in all, the running one's name, how much of it is done, of what.
-Tell = Callable[[int, int, str, int, int], None]
-# Runs cells in their folders, in any order; yields outcomes as they come.
-Executor = Callable[[list[tuple[Plain, pathlib.Path]], Tell], Iterator[Plain]]
+# Cells finished, cells in all, a running one's name, how much of it is done, of what.
+# Where several run at once, the first counts what all of the others have done, too.
+Tell = Callable[[float, int, str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,22 +90,6 @@ class AuditResult(Result):
         summary.print_audit(self.document)
 
 
-def in_this_process(
-    work: list[tuple[Plain, pathlib.Path]], tell: Tell
-) -> Iterator[Plain]:
-    """Runs the cells one after the other; stops after one that was interrupted."""
-    for number, (cell, folder) in enumerate(work):
-
-        def within(done: int, total: int, cell: Plain = cell, at: int = number) -> None:
-            tell(at, len(work), cell["name"], done, total)
-
-        tell(number, len(work), cell["name"], 0, 1)
-        outcome = run_cell(cell, folder, within)
-        yield outcome
-        if outcome["status"] == INTERRUPTED:
-            return
-
-
 def audit(
     plan: AuditPlan | None = None,
     *,
@@ -114,7 +99,7 @@ def audit(
     extend: bool = False,
     include_reconstructions: bool = False,
     progress: Tell | None = None,
-    executor: Executor = in_this_process,
+    on: str | Executor = in_this_process,
     **asked: Any,
 ) -> AuditResult:
     """Audits every cell of a grid, and says in one line what came out.
@@ -132,9 +117,12 @@ def audit(
         both have are not run again.
       include_reconstructions: show pictures of data that is no public set.
       progress: is told how far the audit and its running cell are.
-      executor: what runs the cells; one after the other in this process by default.
+      on: what runs the cells: one after the other in this process by default;
+        "local:4" are processes, "dask:ADDRESS" and "ray:ADDRESS" clusters (see
+        `gradaudit.clusters.placed`). It changes no number.
       **asked: fields of `AuditPlan`.
     """
+    executor = placed(on) if isinstance(on, str) else on
     machine.configure()
     plan = changed(plan or AuditPlan(), asked)
     spec = plan.spec()
@@ -195,17 +183,44 @@ def _run(
         return whole
 
     files.write_json(folder / AUDIT, document())
-    work = [(c, folder / CELLS / c["id"]) for c in cells if c["same_as"] is None]
-    results: Iterable[Plain] = executor(work, tell)
+    work, begun = [], [cell for cell in cells if cell["same_as"] is None]
+    for cell in begun:
+        outcome = finished(cell, folder / CELLS / cell["id"])
+        if outcome is None:
+            work.append(cell)
+        else:
+            outcomes[cell["id"]] = outcome
+    done = len(begun) - len(work)
     try:
-        for outcome in results:
-            outcomes[outcome["id"]] = outcome
-            interrupted |= outcome["status"] == INTERRUPTED
+        for cell, outcome in _outcomes(work, folder / CELLS, executor, tell, done):
+            outcomes[cell["id"]] = outcome
             if outcome["status"] == DONE:
                 files.write_json(folder / AUDIT, document())
     except KeyboardInterrupt:
         interrupted = True
     return document()
+
+
+def _outcomes(
+    work: list[Plain], folder: pathlib.Path, executor: Executor, tell: Tell, done: int
+) -> Iterator[tuple[Plain, Plain]]:
+    """Runs cells wherever that is; yields each with its outcome as it comes."""
+    function = f"{run_task.__module__}:{run_task.__name__}"
+    tasks = [Task(c["name"], function, c, folder / c["id"]) for c in work]
+    parts: dict[int, float] = {}  # of those that are running
+
+    def hear(index: int, part: int, whole: int, text: str) -> None:
+        del text
+        parts[index] = part / max(whole, 1)
+        others = sum(parts.values()) - parts[index]
+        tell(done + others, done + len(work), work[index]["name"], part, whole)
+
+    for index, answer in executor(tasks, hear):
+        done += 1
+        parts.pop(index, None)
+        if isinstance(answer, LostProcess):
+            answer = lost(work[index], str(answer))
+        yield work[index], answer
 
 
 def _today() -> str:

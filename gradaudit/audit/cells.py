@@ -24,6 +24,7 @@ from gradaudit.data import CATALOGUE
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.distinguish import mechanism_audit
 from gradaudit.errors import InputError
+from gradaudit.executors import Interrupted
 from gradaudit.privacy.statement import epsilon, privacy_as_plain
 from gradaudit.spec import Spec
 
@@ -50,6 +51,25 @@ def run_cell(
             return _run(cell, target, progress or _ignore)
     except InputError as problem:  # the folder itself can't be used
         return _outcome(cell, FAILED, str(problem), 0.0, None)
+
+
+def run_task(cell: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
+    """`run_cell` for an executor: what was interrupted is raised, with its part."""
+    outcome = run_cell(cell, folder, tell)
+    if outcome["status"] == INTERRUPTED:
+        raise Interrupted(outcome)
+    return outcome
+
+
+def lost(cell: Plain, words: str) -> Plain:
+    """Returns the outcome of a cell whose workers died."""
+    return _outcome(cell, FAILED, words, 0.0, None)
+
+
+def finished(cell: Plain, folder: pathlib.Path) -> Plain | None:
+    """Returns the outcome of a cell that is done already; None if it is not."""
+    outcome = _kept(folder, _fingerprint(cell)).get("outcome")
+    return None if outcome is None else dict(outcome)
 
 
 def _run(cell: Plain, target: pathlib.Path, tell: Tell) -> Plain:

@@ -23,6 +23,8 @@ gradaudit audit audit.toml --max-asr 0.05 --require-certificate
 
 gradaudit audit --dataset mnist --defense none --defense fed-cdp:clip=4,sigma=6
 
+gradaudit audit audit.toml --on dask:tcp://scheduler:8786
+
 Exit codes: 0 done (gates held), 1 a gate is broken, 2 bad input, 3 inconclusive (a gate
 can't be decided, or a cell failed), 70 a bug, 130 interrupted (the report covers what
 was done; the same command goes on).
@@ -161,6 +163,7 @@ def audit(
     seed: Seed = None,
     trust: Trust = False,
     include_reconstructions: IncludeReconstructions = False,
+    on: options.On = "local:1",
     out_folder: options.Out = DEFAULT_FOLDER,
     overwrite: options.Overwrite = False,
     extend: Extend = False,
@@ -194,11 +197,10 @@ def audit(
         console.ready_folder(out_folder)
         with without_plug_ins(unless=asked is None or trust):
             result = _run(
-                asked, _said(given), _said(limits), out_folder, overwrite, extend,
+                asked, _said(given), _said(limits), on, out_folder, overwrite, extend,
                 include_reconstructions,
             )  # fmt: skip
-        _show(result, out_folder, as_json)
-        _finish(result)
+        _finish(result, out_folder, as_json)
 
 
 def _said(options_: dict[str, Any]) -> dict[str, Any]:
@@ -225,6 +227,7 @@ def _run(
     file: str | None,
     given: dict[str, Any],
     limits: dict[str, Any],
+    on: str,
     folder: pathlib.Path,
     overwrite: bool,
     extend: bool,
@@ -239,7 +242,7 @@ def _run(
         if file is not None:
             plan, gates = read_plan(pathlib.Path(file))
 
-        def tell(cells: int, total: int, name: str, done: int, of: int) -> None:
+        def tell(cells: float, total: int, name: str, done: int, of: int) -> None:
             # Within a cell the bar moves on, so that the time left is one.
             overall("audit", cells + done / max(of, 1), total)
             within(name, done, of)
@@ -252,6 +255,7 @@ def _run(
             extend=extend,
             include_reconstructions=include_reconstructions,
             progress=tell,
+            on=on,
         )
 
 
@@ -265,8 +269,9 @@ def _show(result: "AuditResult", folder: pathlib.Path, as_json: bool) -> None:
     console.out.print(f"written to {folder}/ (open report.html)", markup=False)
 
 
-def _finish(result: "AuditResult") -> None:
-    """Ends with the contract's exit code, and says why."""
+def _finish(result: "AuditResult", folder: pathlib.Path, as_json: bool) -> None:
+    """Shows it, ends with the contract's exit code, and says why."""
+    _show(result, folder, as_json)
     document = result.to_dict()
     cells, gates = document["cells"], document["gates"]
     if result.interrupted:

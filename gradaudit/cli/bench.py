@@ -13,6 +13,7 @@ from gradaudit.errors import InputError
 if TYPE_CHECKING:
     from gradaudit.benchmarks.logbook import Record
     from gradaudit.benchmarks.suite import Benchmark, Cell, Scale
+    from gradaudit.executors import Executor
 
 app = typer.Typer(
     help="The papers' tables: published beside measured.",
@@ -104,6 +105,7 @@ def run(
     only: Only = None,
     seed: options.Seed = 0,
     dry_run: DryRun = False,
+    on: options.On = "local:1",
     out_folder: options.Out = DEFAULT,
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,
@@ -112,9 +114,10 @@ def run(
     with console.errors_in_words():
         from gradaudit.benchmarks.contents import chosen
         from gradaudit.benchmarks.suite import Scale
+        from gradaudit.clusters import placed
 
         size = console.word("scale", scale, Scale)
-        benchmarks = chosen(names)
+        benchmarks, executor = chosen(names), placed(on)
         if not 0 <= seed < 2**32:
             raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
         if dry_run:
@@ -124,7 +127,8 @@ def run(
         if size is Scale.PAPER:
             _preview(benchmarks, size, seed, only or [], folder)
         records = [
-            _run(each, size, seed, only or [], folder, overwrite) for each in benchmarks
+            _run(each, size, seed, only or [], executor, folder, overwrite)
+            for each in benchmarks
         ]
         if as_json:
             console.print_json([record.content for record in records])
@@ -138,6 +142,7 @@ def _run(
     scale: "Scale",
     seed: int,
     only: list[str],
+    executor: "Executor",
     folder: pathlib.Path,
     overwrite: bool,
 ) -> "Record":
@@ -155,6 +160,7 @@ def _run(
                 folder,
                 only=only,
                 overwrite=overwrite,
+                executor=executor,
                 tell=lambda text, done, total: tell(
                     f"{benchmark.name} {text}", done, total
                 ),

@@ -275,6 +275,17 @@ Slots = Annotated[
     ),
 ]
 _MANY = "Many machines"
+On = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="WHERE",
+        help="Where cells run: local[:N] processes (local:1: this one), "
+        "dask[:ADDRESS], ray[:ADDRESS]; ,cpus=N,gpus=N for each cell. It changes no "
+        "number.",
+        rich_help_panel=_MANY,
+    ),
+]
 Coordinator = Annotated[
     str | None,
     typer.Option(

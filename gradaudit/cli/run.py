@@ -86,7 +86,7 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
 # Where a run writes is said by who runs it, never by a file.
 _OURS = {
     *("keep", "out", "overwrite", "resume", "progress", "on_round"),
-    *("plan", "gates", "extend", "include_reconstructions", "executor"),
+    *("plan", "gates", "extend", "include_reconstructions", "on"),
 }
 
 
