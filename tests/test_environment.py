@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from gradaudit import machine
 from gradaudit._version import __version__
@@ -110,6 +112,59 @@ def test_systems_that_do_not_tell_the_allowed_cores(monkeypatch):
     machine.configure()
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert machine.core_count() == 1
+
+
+def gradients_apart(over_units):
+    """Returns each unit's own gradient in shared weights: x of 2 w x."""
+
+    def each(weights, inputs):
+        return jax.vmap(jax.grad(lambda w, x: jnp.sum(w * w * x)), (None, 0))(
+            weights, inputs
+        )
+
+    return over_units(each)
+
+
+def checked(function, mesh):
+    """The same cut as `machine.over_units`, with what jax checks by default."""
+    specs = (PartitionSpec(), PartitionSpec(machine.AXIS))
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=specs[1])
+
+
+def test_gradients_in_shared_weights_are_not_summed_over_devices(monkeypatch):
+    """jax sums them by itself unless `check_vma=False`: they would not be one's own."""
+    mesh = AbstractMesh((4,), (machine.AXIS,), axis_types=(AxisType.Auto,))
+    monkeypatch.setattr(machine, "unit_mesh", lambda: mesh)
+    at = jnp.ones(3), jnp.ones((8, 3))
+    ours = gradients_apart(lambda f: machine.over_units(f, shared=1))
+    assert "psum" not in str(jax.make_jaxpr(ours)(*at))
+    theirs = gradients_apart(lambda f: checked(f, mesh))
+    assert "psum" in str(jax.make_jaxpr(theirs)(*at))  # the test can fail
+
+
+APART = """
+import json, jax.numpy as jnp
+from tests.test_environment import checked, gradients_apart
+from gradaudit import machine
+mesh, at = machine.unit_mesh(), (jnp.ones(3), jnp.arange(12.0).reshape(4, 3))
+ours = gradients_apart(lambda f: machine.over_units(f, shared=1))(*at)
+theirs = gradients_apart(lambda f: checked(f, mesh))(*at)
+right = 2 * at[1]
+print(json.dumps([bool((ours == right).all()), bool((theirs == right).all())]))
+"""
+
+
+@pytest.mark.slow
+def test_on_two_devices_only_ours_are_right(root):
+    said = subprocess.run(
+        [sys.executable, "-c", APART],
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "2"},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(said.stdout) == [True, False]
 
 
 @pytest.mark.parametrize("obstacle", ["a file in the way", "no permission"])

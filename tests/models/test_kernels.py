@@ -8,10 +8,13 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
-from gradaudit import tree
+from gradaudit import machine, tree
+from gradaudit.attacks import lanes
 from gradaudit.attacks.distances import SquaredL2
 from gradaudit.attacks.objective import Layout, objective
+from gradaudit.attacks.presets import cpl
 from gradaudit.data import CATALOGUE, Origin, load_dataset
 from gradaudit.errors import InputError
 from gradaudit.models.convolution import Path
@@ -178,6 +181,31 @@ def test_lowers_for_every_platform(path, kernel):
     )
     assert exported.platforms == PLATFORMS
     assert len(exported.mlir_module_serialized) > 0
+
+
+@pytest.mark.slow
+def test_the_whole_search_lowers_for_every_platform(monkeypatch):
+    """What a device runs of an attack: L-BFGS and all, cut over the devices."""
+    mesh = AbstractMesh((8,), (machine.AXIS,), axis_types=(AxisType.Auto,))
+    monkeypatch.setattr(machine, "unit_mesh", lambda: mesh)
+    model = build_model("cpl", (12, 12, 1), 4)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    attack = cpl(iterations=2)
+    seen = Observation(params, jax.tree.map(lambda leaf: leaf[None], params))
+    problem, shared = attack.problem(model, seen), attack.shared(seen)
+    slots = 8 * 2  # two on each device
+
+    def stacked(leaf):
+        return jax.ShapeDtypeStruct((slots, *leaf.shape[1:]), leaf.dtype)
+
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), slots))
+    own = jax.tree.map(stacked, (seen.gradient, seen.labels))
+    trial = jax.eval_shape(lambda *a: lanes.begin(problem, 2, *a), shared, keys, own)
+    program = jax.jit(lambda *a: lanes.advance(problem, 2, 2, *a))
+    exported = jax.export.export(program, platforms=PLATFORMS)(shared, trial, own)
+    assert exported.platforms == PLATFORMS
+    assert "all_reduce" not in exported.mlir_module()  # devices don't wait
 
 
 def test_batch_gradient_of_soft_targets_is_linear_in_them(quick_jit):
