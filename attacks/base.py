@@ -315,12 +315,12 @@ def check_observation(model: Model, observation: Observation) -> None:
             f"got {leaf.shape}",
         )
         require(
-            bool(jnp.all(jnp.isfinite(leaf))),
+            bool(np.isfinite(np.asarray(leaf)).all()),
             f"the leaked gradient of {name} holds NaN or infinity: nothing can be "
             "rebuilt from it; check the training step that produced it",
         )
     require(
-        any(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(observation.sent)),
+        any(np.asarray(leaf).any() for leaf in jax.tree.leaves(observation.sent)),
         "the leaked gradient is zero everywhere: it holds no information",
     )
     if observation.labels is not None:
@@ -333,7 +333,8 @@ def check_labels(model: Model, labels: jax.Array, count: int) -> None:
         labels.shape == (count,),
         f"{count} known labels were expected, got shape {labels.shape}",
     )
-    outside = (labels < 0) | (labels >= model.classes)
-    if bool(jnp.any(outside)):
-        value = int(labels[jnp.argmax(outside)])
+    known = np.asarray(labels)
+    outside = (known < 0) | (known >= model.classes)
+    if outside.any():
+        value = int(known[np.argmax(outside)])
         raise InputError(f"known label {value} is outside [0, {model.classes})")

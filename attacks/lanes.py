@@ -59,7 +59,7 @@ def begun(problem: Problem, key: Key, shared: PyTree, own: PyTree) -> Reading:
     return problem.read(problem.start(key, shared, own)[0])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@machine.briefly(static_argnums=(0, 1))
 def begin(
     problem: Problem, lanes: int, shared: PyTree, keys: jax.Array, own: PyTree
 ) -> PyTree:

@@ -39,7 +39,7 @@ from gradaudit.executors import (
     set_devices,
 )
 
-_SECONDS = 15  # until a cluster must have answered
+_SECONDS = 60  # until a cluster must have answered
 _DECIDING = ("gradaudit", "jax", "jaxlib")  # that decide numbers: the same everywhere
 _MOST = 4096  # processes, CPUs or GPUs
 

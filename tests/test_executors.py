@@ -249,10 +249,12 @@ def dask(tmp_path):
     """A scheduler and two workers, as they are started by hand."""
     pytest.importorskip("distributed")
     address = f"tcp://127.0.0.1:{free_port()}"
-    module = [sys.executable, "-m", "distributed.cli"]
+    program = [sys.executable, "-m", "distributed.cli.dask_{}"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    scheduler = [*module, "scheduler", "--host", address, "--no-dashboard"]
-    worker = [*module, "worker", address, "--nthreads", "1", "--no-dashboard"]
+    scheduler = [word.format("scheduler") for word in program]
+    scheduler += ["--host", address, "--no-dashboard"]
+    worker = [word.format("worker") for word in program]
+    worker += [address, "--nthreads", "1", "--no-dashboard"]
     worker += ["--local-directory", str(tmp_path / "dask")]
     started = [subprocess.Popen(scheduler, **quiet, cwd=tmp_path)]
     try:

@@ -154,6 +154,20 @@ def test_accounting_needs_no_jax(root):
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True)
 
 
+def test_an_attack_loads_only_what_it_needs(root):
+    """Each of these takes a fifth to half a second, and is loaded where it is used."""
+    heavy = "scipy.stats flax.nnx jax_privacy dp_accounting matplotlib sklearn skimage"
+    program = "import sys, gradaudit.audit.attack; print(*sys.modules)"
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not set(heavy.split()) & set(said.stdout.split())
+
+
 def test_an_attacker_knows_neither_the_defense_nor_the_victim(root):
     assert not {("attacks", "defenses"), ("attacks", "federation")} & edges(root)
     for file in modules(root)["attacks"]:

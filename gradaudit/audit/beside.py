@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from gradaudit.audit.informed import play_cells
 from gradaudit.audit.line_ups import DOUBT, LOOK_AT, From, LineUps
@@ -104,7 +104,8 @@ def broken_certificates(
             f", certified {line_up['certified']['value']:.3f}. {LOOK_AT}"
         )
     bound = found["reconstruction"]["value"]
-    low = stats.beta.ppf(_HALF, successes, victims - successes + 1) if successes else 0
+    others = victims - successes + 1
+    low = special.betaincinv(successes, others, _HALF) if successes else 0
     if bound is not None and low > bound:
         sentences.append(
             f"{successes} of {victims} victims were rebuilt, certified "

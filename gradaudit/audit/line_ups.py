@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses.base import Defense
@@ -74,7 +74,7 @@ class Cell:
         candidates, so that they are counted together (Clopper-Pearson).
         """
         won, played = sum(self.hits), sum(self.line_ups)
-        return float(stats.beta.ppf(doubt, won, played - won + 1)) if won else 0.0
+        return float(special.betaincinv(won, played - won + 1, doubt)) if won else 0.0
 
     def breaks(self, doubt: float = DOUBT) -> bool:
         """Returns whether more was picked than the certificate allows."""

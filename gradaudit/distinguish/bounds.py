@@ -5,7 +5,6 @@ import enum
 import math
 
 import numpy as np
-from jax_privacy import auditing
 
 from gradaudit.distinguish.game import Box, Errors, Trials, pool
 from gradaudit.errors import require
@@ -48,6 +47,8 @@ def lower_bound(
     Clopper-Pearson upper bounds of both rates, each at half the significance; the
     threshold of the guesses must not have been chosen on these trials.
     """
+    from jax_privacy import auditing
+
     decisions = auditing.CanaryScoreAuditor(
         _decisions(errors.first, errors.first - errors.false_positives),
         _decisions(errors.second, errors.false_negatives),
@@ -206,6 +207,8 @@ def library_estimates(
     With a positive delta, the claim of Gaussian noise, there are also `gdp` and
     `one_run_fdp` (Mahloujifar et al. 2024), which assume a Gaussian mechanism.
     """
+    from jax_privacy import auditing
+
     auditor = auditing.CanaryScoreAuditor(
         trials.scores[trials.first], trials.scores[~trials.first]
     )

@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Callable
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -153,6 +152,8 @@ def _distance(mechanisms: tuple[Mechanism, ...], neighbours: Neighbours) -> int:
 
 def _gaussian(sigma: float, delta: float) -> float:
     """Returns the exact epsilon of the Gaussian mechanism of sensitivity 1."""
+    import dp_accounting
+
     require(delta > 0, f"Gaussian noise needs a positive delta, got {delta}")
     return float(dp_accounting.get_epsilon_gaussian(sigma, delta))
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit import machine
 from gradaudit.defenses.base import run
 from gradaudit.errors import InputError, require
 from gradaudit.federation.client import (
@@ -247,7 +248,7 @@ def _sent_buffers(recipe: Recipe, report: ClientReport) -> PyTree:
     return report.buffers if recipe.model.coupled else {}
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@machine.briefly(static_argnums=(0,))
 def private_data(
     recipe: Recipe,
     population: Population,

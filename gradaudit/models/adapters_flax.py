@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
+from flax import linen
 
 from gradaudit.errors import InputError, require
 from gradaudit.models.end_layers import found_layers
@@ -55,6 +55,8 @@ class NnxNetwork:
 
     def init(self, key: Key, inputs: jax.Array) -> Any:
         """Returns the module's own parameters and statistics."""
+        from flax import nnx
+
         del key, inputs
         found = {"params": nnx.to_pure_dict(self.params)}
         statistics = nnx.to_pure_dict(self.others)
@@ -62,6 +64,8 @@ class NnxNetwork:
 
     def apply(self, variables: Any, inputs: jax.Array) -> Any:
         """Returns the logits, (batch, outputs)."""
+        from flax import nnx
+
         params, others = (
             jax.tree.map(lambda x: x, s) for s in (self.params, self.others)
         )
@@ -97,6 +101,8 @@ def from_flax(
       output_layer: the dense layer that makes the logits; found by default.
       input_layer: a dense layer that reads the input itself; found by default.
     """
+    from flax import nnx
+
     words = tuple(sorted((call or {}).items()))
     network: Network
     if isinstance(module, linen.Module):

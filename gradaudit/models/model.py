@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit import machine
 from gradaudit.columns import Column
 from gradaudit.errors import InputError, require
 from gradaudit.spec import rebuilds
@@ -192,8 +193,8 @@ def _buffers(model: Model, key: Key) -> PyTree:
 
 
 _NO_BUFFERS = ("params", INPUTS, STATISTICS)
-_compiled_initial = jax.jit(_initial, static_argnums=0)
-_compiled_buffers = jax.jit(_buffers, static_argnums=0)
+_compiled_initial = machine.briefly(static_argnums=(0,))(_initial)
+_compiled_buffers = machine.briefly(static_argnums=(0,))(_buffers)
 
 
 def from_function(
@@ -282,8 +283,10 @@ def check_batch(model: Model, inputs: HostOrDevice, labels: HostOrDevice) -> Non
         f"{len(inputs)} inputs need labels of shape ({len(inputs)},), "
         f"got {labels.shape}",
     )
-    require(bool(jnp.all(jnp.isfinite(inputs))), "the inputs hold NaN or infinity")
-    outside = (labels < 0) | (labels >= model.classes)
-    if bool(jnp.any(outside)):
-        value = int(labels[jnp.argmax(outside)])
+    finite = np.isfinite(np.asarray(inputs)).all()
+    require(bool(finite), "the inputs hold NaN or infinity")
+    known = np.asarray(labels)
+    outside = (known < 0) | (known >= model.classes)
+    if outside.any():
+        value = int(known[np.argmax(outside)])
         raise InputError(f"label {value} is outside [0, {model.classes})")

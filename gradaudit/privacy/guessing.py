@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from gradaudit.errors import require
 
@@ -66,7 +66,7 @@ def near(
     crowds = _largest_crowds(rows, [2 * radius for radius in radii])
     masses = []
     for j, crowd in enumerate(crowds, start=1):
-        upper = stats.beta.ppf(1 - failure, crowd + 1, count - crowd)
+        upper = special.betaincinv(crowd + 1, count - crowd, 1 - failure)
         mass = float(upper) if crowd < count else 1.0
         masses.append(math.comb(batch, j) * math.perm(batch, j) * mass**j)
     mass = min(1.0, *masses)

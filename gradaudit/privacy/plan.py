@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Protocol, Self
 
 import numpy as np
-from scipy import stats
 
 from gradaudit.data.partition import Indices, shared_copies
 from gradaudit.errors import require
@@ -149,6 +148,8 @@ class PrivacyPlan:
             return 1
         most = self.setting.clients_per_round
         if self.setting.selection is Selection.POISSON:
+            from scipy import stats
+
             unlikely = _NEGLIGIBLE / self.setting.rounds
             most = int(stats.binom.isf(unlikely, self.copies, self._clients))
         return max(1, min(self.copies, most))
@@ -210,6 +211,8 @@ class PrivacyPlan:
         """Returns the rounds that 95 % of the clients don't exceed."""
         if self.participations is not None:
             return self.participations
+        from scipy import stats
+
         quantile = stats.binom.ppf(HIGH, self.setting.rounds, self._part)
         return max(int(quantile), self.usual_participations())
 
@@ -251,6 +254,8 @@ class PrivacyPlan:
         return 1.0 if active else self._clients
 
     def _uses(self, rounds: int, high: bool) -> int:
+        from scipy import stats
+
         drawn = rounds * self.setting.local_steps
         usual = math.ceil(drawn * self._examples - 1e-9)
         quantile = stats.binom.ppf(HIGH, drawn, self._examples)

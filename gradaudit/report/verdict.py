@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from scipy import stats
+from scipy import special
 
 Plain = dict[str, Any]
 
@@ -71,7 +71,7 @@ def beats(successes: int, trials: int, guess: float) -> bool:
     """
     if successes == 0:
         return False
-    least = stats.beta.ppf(_DOUBT, successes, trials - successes + 1)
+    least = special.betaincinv(successes, trials - successes + 1, _DOUBT)
     return bool(least > guess)
 
 
