@@ -20,6 +20,7 @@ from gradaudit.benchmarks import torch_reference
 from gradaudit.benchmarks.peer_room import peer_python
 from gradaudit.benchmarks.suite import Context, Plain
 from gradaudit.data import load_dataset
+from gradaudit.executors import core_count
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
@@ -151,7 +152,7 @@ def measure_attack_race(
     attack = Matching(stop=Stop(iterations=iterations, patience=iterations))
     problem = Problem.draw(attack, "mnist", victims, seed=0)
     ours = run_ours(problem, repeats=3)
-    cores, arrays = machine.core_count(), problem.for_torch(reference)
+    cores, arrays = core_count(), problem.for_torch(reference)
     settings = [(1, 1), (1, cores), (cores, 1)]  # threads, processes
     others = [_run_torch(python, arrays, iterations, *each) for each in settings]
     done = [each for each in others if "seconds" in each]

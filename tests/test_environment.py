@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from gradaudit import machine
+from gradaudit import executors, machine
 from gradaudit._version import __version__
 
 
@@ -35,7 +35,7 @@ def test_the_cache_is_the_users_by_default(monkeypatch, tmp_path):
 
 PROGRAM = """
 import json, pathlib, sys
-from gradaudit import machine
+from gradaudit import executors, machine
 machine.configure()
 import jax, jax.numpy as jnp
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -107,11 +107,11 @@ def test_systems_that_do_not_tell_the_allowed_cores(monkeypatch):
     """macOS and Windows have no sched_getaffinity."""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert machine.core_count() == 6
+    assert executors.core_count() == 6
     assert machine.describe()["cores"] == 6
     machine.configure()
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert machine.core_count() == 1
+    assert executors.core_count() == 1
 
 
 def gradients_apart(over_units):
@@ -145,7 +145,7 @@ def test_gradients_in_shared_weights_are_not_summed_over_devices(monkeypatch):
 APART = """
 import json, jax.numpy as jnp
 from tests.test_environment import checked, gradients_apart
-from gradaudit import machine
+from gradaudit import executors, machine
 mesh, at = machine.unit_mesh(), (jnp.ones(3), jnp.arange(12.0).reshape(4, 3))
 ours = gradients_apart(lambda f: machine.over_units(f, shared=1))(*at)
 theirs = gradients_apart(lambda f: checked(f, mesh))(*at)
