@@ -239,6 +239,8 @@ class MatchingProblem:
             position, labels = continued(
                 self.layout, inputs, answered, (position, labels)
             )
+            if self.matching.box:  # no step from outside would help
+                position = pixel_box(self.layout)(position)
         zero = jnp.zeros((), jnp.int32)
         infinite = jnp.asarray(jnp.inf, position.dtype)
         kept = Searching(

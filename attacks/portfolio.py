@@ -33,7 +33,8 @@ class Plausible:
     If the noise is told, p is its law; if not, or if there is none, its variance is
     unknown and takes its likeliest value, so that the likelihood of n coordinates is
     n / 2 log of the misfit. Below `precision`, a relative misfit is rounding. Images
-    are smooth a priori, as public data tell or, without such, as photographs are.
+    are smooth a priori, as public data tell or, without such, as photographs are. What
+    is judged is what is handed in: pixels within their range.
     """
 
     distance: RelativeL2 = RelativeL2(weight=1.0)
@@ -50,10 +51,10 @@ class Plausible:
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the nats, the relative misfit, and that which noise explains."""
         replays = observation.training.local_steps > 1
-        targets = one_hot(labels, model.classes)
+        inputs, targets = jnp.clip(inputs, 0.0, 1.0), one_hot(labels, model.classes)
         looks = accounts(self.distance, model, observation, replays, inputs, targets)
         found, noises = misfit(looks), [self._noise(look) for look in looks]
-        nats = weight * self.prior(jnp.clip(inputs, 0.0, 1.0))
+        nats = weight * self.prior(inputs)
         for look, noise in zip(looks, noises, strict=True):
             alone = look.misfit
             unknown = look.expected * jnp.log(alone + self.precision)
