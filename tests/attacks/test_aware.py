@@ -122,7 +122,16 @@ def test_where_there_is_nothing_to_know_aware_is_curious():
     [
         pytest.param(name, marks=[pytest.mark.slow] * (name != "gauss-newton"))
         for name in presets.PRESETS
-        if name not in ("analytic", "spear", "cpl")  # the last: above
+        if name
+        in (
+            "dlg",
+            "idlg",
+            "gradinv",
+            "gradinv-chosen",
+            "aware",
+            "gauss-newton",
+            "strongest",
+        )
     ],
 )
 def test_of_every_attack_aware_is_curious_where_there_is_nothing_to_know(name):

@@ -119,11 +119,13 @@ def test_the_record_has_the_letter_of_the_systematization(text, letter, uncounte
 def test_several_looks_are_for_attacks_that_explain_them_together():
     twice = Threat.parse("curious", Leakage.EXAMPLE, looks=2)
     for name, preset in PRESETS.items():
-        if name in ("analytic", "spear"):
-            with pytest.raises(InputError, match="one look only"):
-                twice.check(preset.make())
+        attack = preset.make()
+        assert attack.joint == (name not in ("analytic", "spear", "imprint"))
+        if attack.joint:
+            twice.check(attack)
         else:
-            twice.check(preset.make())
+            with pytest.raises(InputError, match="one look only"):
+                twice.check(attack)
     assert twice.to_dict(cpl())["looks"] == 2
 
 
