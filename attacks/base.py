@@ -66,6 +66,8 @@ class Attack:
     exact: ClassVar[bool] = False
     # Whether it can go on from what another attack handed in: see `run`.
     continues: ClassVar[bool] = False
+    # Whether it explains several looks at a victim together.
+    joint: ClassVar[bool] = False
     # The attacks that it consists of, if it is a portfolio of them.
     members: "tuple[Member, ...]" = ()
 
@@ -114,6 +116,10 @@ class Attack:
         """Returns what the problem is told of the model: the same for all victims."""
         return observation.params, observation.buffers
 
+    def own(self, observation: Observation) -> tuple[PyTree, ...]:
+        """Returns what the problem is told of victims: arrays with their axis."""
+        return observation.gradient, observation.labels
+
     def reconstruct(
         self, key: Key, model: Model, observation: Observation
     ) -> Reconstruction:
@@ -138,11 +144,15 @@ class Attack:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """An attack of a portfolio; `continues`: from the best answer of those before."""
+    """An attack of a portfolio; `continues`: from the best answer of those before.
+
+    It is asked about victims only of whom `above` that share is left unexplained.
+    """
 
     name: str
     attack: Attack
     continues: bool = False
+    above: float = 0.0
 
 
 def run(
@@ -179,11 +189,11 @@ def run(
         return _one_by_one(attack, key, model, victims, only, ended)
 
     def own(ids: NDArray[np.int64]) -> PyTree:
-        observed = victims.observe(ids)
+        mine = attack.own(victims.observe(ids))
         if begun is None:
-            return observed.gradient, observed.labels
+            return mine
         there = begun.take(ids)
-        return observed.gradient, observed.labels, (there.inputs, there.labels)
+        return *mine, (there.inputs, there.labels)
 
     return search_all(
         key,
@@ -232,8 +242,9 @@ def _in_turn(
                 *(watch, ids, None, begun),
             )
 
+        fits = not unfit[index]
         return Turn(
-            member.attack.trials, attacked, member.continues, fits=not unfit[index]
+            member.attack.trials, attacked, member.continues, fits, member.above
         )
 
     def judge(ids: NDArray[np.int64], found: Reconstruction) -> list[Verdict]:
@@ -296,6 +307,8 @@ class Best:
 
 def check_observation(model: Model, observation: Observation) -> None:
     """Raises in words when no attack could work on what leaked (host side)."""
+    for other in observation.others:
+        check_observation(model, other)
     structures = map(jax.tree.structure, (observation.params, observation.sent))
     if len(set(structures)) > 1:
         raise InputError(

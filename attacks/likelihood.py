@@ -14,6 +14,9 @@ from gradaudit.evidence import Evidence
 from gradaudit.types import PyTree
 
 TINY = 1e-20
+# A share of what leaked that is rounding. In float32 the truth itself leaves 1e-13 to
+# 1e-10 unexplained: an update is a small difference of large parameters.
+ROUNDING = 1e-11
 _EXACT = 1e-6  # variance, in units of a mean square coordinate, that counts as none
 _STEEP = 4.0  # of the penalty on coordinates whose sign is wrong
 _SMALL = 1e-4  # of a mean magnitude: below it an absolute value counts as a square
@@ -47,17 +50,38 @@ def unlikelihood(
 def nat(
     evidence: Evidence | None, target: PyTree, layers: tuple[str, ...] = ()
 ) -> jax.Array:
-    """Returns how much `unlikelihood` is worth one nat of log likelihood."""
-    if evidence is None or evidence.signs:  # signs: as many coins as coordinates
-        pairs = chosen(target, target, layers)
-        size = sum(read.size for read, _ in pairs)
-        return jnp.asarray((2.0 * _EXACT if evidence is None else 1.0) / size)
+    """Returns how much `unlikelihood` is worth one nat of log likelihood.
+
+    Of exact evidence as if what was read had been rounded.
+    """
+    rounded = ROUNDING / truth_in_nats(evidence, target, layers)
+    if evidence is None:
+        return rounded
+    if evidence.signs:  # as many coins as coordinates
+        return 0.5 / truth_in_nats(evidence, target, layers)
     terms = _weighed(evidence, _evidence_rows(evidence, target, layers))
     if evidence.peaked:  # the deviation is the root of 2 times Laplace's scale
         whole = [jnp.sum(jnp.sqrt(2.0 * w) * jnp.abs(read)) for _, read, w in terms]
     else:
         whole = [0.5 * jnp.sum(w * jnp.square(read)) for _, read, w in terms]
-    return _held(1.0 / (jnp.sum(jnp.stack(whole)) + TINY))
+    noisy = noise_share(evidence, target, layers) > 0
+    told = 1.0 / (jnp.sum(jnp.stack(whole)) + TINY)
+    return _held(jnp.where(noisy, told, rounded))
+
+
+def truth_in_nats(
+    evidence: Evidence | None, target: PyTree, layers: tuple[str, ...] = ()
+) -> jax.Array:
+    """Returns how many nats noise of any size is expected to cost the truth.
+
+    A half for each coordinate that was sent, or one if the noise is Laplace.
+    """
+    rows = [read for read, _ in chosen(target, target, layers)]
+    if evidence is None or not evidence.sparse:
+        sent = jnp.asarray(float(sum(read.size for read in rows)))
+    else:
+        sent = jnp.sum(jnp.stack([jnp.sum(read != 0) for read in rows])) + 1.0
+    return sent * (1.0 if evidence is not None and evidence.peaked else 0.5)
 
 
 def noise_share(

@@ -81,6 +81,7 @@ class Matching(Attack):
     """An optimisation attack, made of parts."""
 
     continues: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
     init: Initialization = Patterned()
     labels: LabelStrategy = LastLayer()
     distance: Distance = SquaredL2()
@@ -147,7 +148,14 @@ class Matching(Attack):
         public = observation.public
         weights = [apart(prior, public)[1] for prior in self.priors]
         model = observation.params, observation.buffers
-        return *model, limits, observation.memory, np.asarray(weights, np.float32)
+        others = [(o.params, o.buffers, o.memory) for o in observation.others]
+        memory, given = observation.memory, np.asarray(weights, np.float32)
+        return *model, limits, memory, given, others
+
+    def own(self, observation: Observation) -> tuple[PyTree, ...]:
+        """Returns what leaked at every look, and the labels if they are known."""
+        first, *later = (look.gradient for look in observation.looks)
+        return first, observation.labels, later
 
     def problem(self, model: Model, observation: Observation) -> Problem:
         """Returns the search; it does not depend on limits, restarts or weights.
@@ -169,7 +177,7 @@ class Matching(Attack):
         seen = Observation(
             observation.params, one, observation.buffers, labels, training=training
         )
-        told = observation.told
+        told = tuple(look.told for look in observation.looks)
         parts = dataclasses.replace(
             self,
             restarts=1,
@@ -213,7 +221,9 @@ class MatchingProblem:
     training: LocalTraining
     begin: Start
     layout: Layout
-    told: Told | None = None  # the defense, if the threat hands it over
+    told: tuple[Told | None, ...] = (
+        None,
+    )  # at every look: the defense, if handed over
 
     @property
     def evaluations_per_step(self) -> int:
@@ -225,10 +235,12 @@ class MatchingProblem:
         position, labels = first_position(
             self.begin, self.layout, key, self.model, self._observation(shared, own)
         )
-        for inputs, answered in own[2:]:  # what another attack handed in, if any
+        for inputs, answered in own[3:]:  # what another attack handed in, if any
             position, labels = continued(
                 self.layout, inputs, answered, (position, labels)
             )
+            if self.matching.box:  # no step from outside would help
+                position = pixel_box(self.layout)(position)
         zero = jnp.zeros((), jnp.int32)
         infinite = jnp.asarray(jnp.inf, position.dtype)
         kept = Searching(
@@ -252,7 +264,10 @@ class MatchingProblem:
         budget, level = shared[2]
         clock = Clock(kept.iteration, budget)
         progress = self._iterate(observation, shared[4], clock, kept, scratch)
-        target = level * self.matching.distance.scale(observation.gradient)
+        scales = [
+            self.matching.distance.scale(look.gradient) for look in observation.looks
+        ]
+        target = level * sum(scales) / len(scales)
         after = _judge(self.matching.stop, clock.budget, target, kept, progress)
         return after, progress.memory
 
@@ -269,16 +284,21 @@ class MatchingProblem:
         )
 
     def _observation(self, shared: PyTree, own: PyTree) -> Observation:
-        params, buffers, _, memory, _ = shared
-        gradient, labels = own[:2]
+        params, buffers, _, memory, _, models = shared
+        gradient, labels, gradients = own[:3]
+        others = [
+            Observation(p, g, b, None, m, training=self.training, told=told)
+            for (p, b, m), g, told in zip(models, gradients, self.told[1:], strict=True)
+        ]
         return Observation(
             params,
             gradient,
             buffers,
             labels,
             memory,
+            others=tuple(others),
             training=self.training,
-            told=self.told,
+            told=self.told[0],
         )
 
     def _iterate(

@@ -14,18 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit import tree
+from gradaudit.attacks.accounts import Account, accounts, misfit, shares
 from gradaudit.attacks.distances import Distance
 from gradaudit.attacks.labels import LabelStrategy
 from gradaudit.attacks.priors import Prior, in_nats, told
 from gradaudit.attacks.priors import residuals as of_prior
 from gradaudit.attacks.relaxations import Form
 from gradaudit.attacks.starts import Initialization
-from gradaudit.evidence import Evidence
-from gradaudit.models.gradients import one_hot, unrolled_update
+from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
-from gradaudit.types import Key, Observation, PyTree
+from gradaudit.types import Key, Observation
 
+_held = jax.lax.stop_gradient
 _DOUBT = 0.05  # of an example, in every class: an inferred count may be wrong
 
 
@@ -105,7 +105,7 @@ class Start:
         shape = (observation.training.examples, *model.input_shape)
         pixel_key, label_key = jax.random.split(key)
         pixels = self.pixels(pixel_key, shape).astype(jnp.float32)
-        labels = self.labels(label_key, model, observation)
+        labels = self.labels(label_key, model, _averaged(observation))
         if labels is None:  # nothing is known of them
             drawn = jax.random.fold_in(label_key, 1)
             return pixels, None, jax.random.normal(drawn, (shape[0], model.classes))
@@ -118,6 +118,15 @@ class Start:
             shares = jnp.log(counts / jnp.sum(counts))
             return pixels, None, jnp.broadcast_to(shares, (shape[0], model.classes))
         return pixels, labels, None
+
+
+def _averaged(observation: Observation) -> Observation:
+    """Returns the mean of all looks: what gradients say of labels is said in each."""
+    if not observation.others:
+        return observation
+    sent = [look.sent for look in observation.looks]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *sent)
+    return dataclasses.replace(observation, sent=mean, others=())
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -169,95 +178,6 @@ def continued(
     return jnp.where(answered, position, own[0]), jnp.where(answered, fixed, own[1])
 
 
-def guessed_gradient(
-    model: Model,
-    observation: Observation,
-    replays: bool,
-    inputs: jax.Array,
-    targets: jax.Array,
-) -> PyTree:
-    """Returns what these inputs would have leaked, on the scale of a gradient."""
-    training = observation.training
-    if not replays:
-        # Without replay, L steps count as one gradient that was added L times.
-        gradient = jax.grad(model.loss)(
-            observation.params, observation.buffers, inputs, targets
-        )
-        return tree.scale(training.local_steps, gradient)
-    images, weights = (
-        leaf.reshape(training.local_steps, -1, *leaf.shape[1:])
-        for leaf in (inputs, targets)
-    )
-    rate = training.learning_rate
-    update = unrolled_update(
-        model, observation.params, observation.buffers, images, weights, rate
-    )
-    return tree.scale(-1.0 / rate, update)
-
-
-def expected_evidence(
-    model: Model,
-    observation: Observation,
-    replays: bool,
-    inputs: jax.Array,
-    targets: jax.Array,
-) -> Evidence:
-    """Returns what the told defense makes of these inputs, on a gradient's scale."""
-    told, memory = observation.told, observation.memory
-    training, rate = observation.training, observation.training.learning_rate
-
-    def of_batch(params: PyTree, batch: tuple[jax.Array, jax.Array]) -> Evidence:
-        def one(example: jax.Array, target: jax.Array) -> PyTree:
-            return jax.grad(model.loss)(
-                params, observation.buffers, example[None], target[None]
-            )
-
-        units = Evidence.exact(jax.vmap(one)(*batch))
-        return told.per_example(units, memory)  # type: ignore[no-any-return]
-
-    if not told.reads_updates:
-        return of_batch(observation.params, (inputs, targets))
-    steps = training.local_steps if replays else 1
-    batches = [leaf.reshape(steps, -1, *leaf.shape[1:]) for leaf in (inputs, targets)]
-    # Without replay, L steps count as one gradient that was added L times.
-    repeated = 1 if replays else training.local_steps
-    params, total = observation.params, None
-    for step in range(steps):
-        mean = of_batch(params, (batches[0][step], batches[1][step])).mean()
-        moved = mean.scaled([-rate * repeated] * len(jax.tree.leaves(mean.expected)))
-        params = jax.tree.map(lambda p, e: p + e[0], params, moved.expected)
-        total = moved if total is None else total.plus(moved)
-    assert total is not None
-    arrived = told.update(total, memory)
-    count = len(jax.tree.leaves(arrived.expected))
-    return arrived.scaled([-1.0 / rate] * count)  # type: ignore[no-any-return]
-
-
-def explained(
-    model: Model,
-    observation: Observation,
-    replays: bool,
-    inputs: jax.Array,
-    targets: jax.Array,
-) -> tuple[PyTree, Evidence | None]:
-    """Returns the guess' gradient or, if the defense is told, evidence about it."""
-    if observation.told is None:
-        return guessed_gradient(model, observation, replays, inputs, targets), None
-    return None, expected_evidence(model, observation, replays, inputs, targets)
-
-
-def misfit(
-    distance: Distance,
-    observation: Observation,
-    guess: PyTree,
-    known: Evidence | None,
-) -> jax.Array:
-    """Returns how far a guess is from explaining what leaked, without a prior."""
-    if known is None:
-        return distance(guess, observation.gradient)
-    return distance.misfit(known, observation.gradient)
-
-
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """What a search makes small: a function of its position, for any optimizer.
@@ -305,31 +225,39 @@ def objective(
     """Returns the objective of one victim; `weights` multiply the priors, one each."""
     beliefs = [told(prior, model, observation) for prior in priors]
 
-    def priced(known: Evidence | None) -> list[jax.Array]:
-        """Returns by what each prior is multiplied."""
+    def explained(position: jax.Array) -> tuple[jax.Array, list[Account]]:
+        images, targets = layout.unpack(position, labels)
+        return images, accounts(distance, model, observation, replays, images, targets)
+
+    def priced(found: jax.Array, looks: list[Account]) -> list[jax.Array]:
+        """Returns by what each prior is multiplied.
+
+        What a guess leaves unexplained counts as noise whose size nobody tells, so that
+        a prior in nats is strong at first and fades as the search gets nearer, down to
+        the noise that is told.
+        """
         given = jnp.ones(len(priors)) if weights is None else weights
-        unit = [
-            distance.nat(known, observation.gradient) if in_nats(prior) else 1.0
-            for prior in priors
-        ]
+        expected = sum(look.expected for look in looks)
+        nat = jnp.maximum(looks[0].nat / len(looks), _held(found) / expected)
+        unit = [nat if in_nats(prior) else 1.0 for prior in priors]
         return [given[i] * unit[i] for i in range(len(priors))]
 
     def total(position: jax.Array) -> jax.Array:
-        images, targets = layout.unpack(position, labels)
-        guess, known = explained(model, observation, replays, images, targets)
-        value = misfit(distance, observation, guess, known)
-        for belief, factor in zip(beliefs, priced(known), strict=True):
+        images, looks = explained(position)
+        value = found = misfit(looks)
+        for belief, factor in zip(beliefs, priced(found, looks), strict=True):
             value = value + factor * belief(images)
         return value.astype(position.dtype)  # whatever a part computes in
 
     def residuals(position: jax.Array) -> jax.Array:
-        images, targets = layout.unpack(position, labels)
-        guess, known = explained(model, observation, replays, images, targets)
-        if known is None:
-            parts = distance.residuals(guess, observation.gradient)
-        else:
-            parts = distance.unexplained(known, observation.gradient)
-        for belief, factor in zip(beliefs, priced(known), strict=True):
+        images, looks = explained(position)
+        parts = [
+            jnp.sqrt(share) * part
+            for look, share in zip(looks, shares(looks), strict=True)
+            for part in look.residuals
+        ]
+        found = jnp.sum(jnp.stack([jnp.sum(jnp.square(part)) for part in parts]))
+        for belief, factor in zip(beliefs, priced(found, looks), strict=True):
             parts.append(jnp.sqrt(factor) * of_prior(belief, images))
         flat = jnp.concatenate([part.reshape(-1) for part in parts])
         return flat.astype(position.dtype)

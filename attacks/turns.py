@@ -24,13 +24,15 @@ class Turn:
     """One attack's turn: `run(ids, watcher, begun)` attacks these victims.
 
     `begun` are the best answers so far, by victim's number, if it `continues`. One that
-    does not fit what leaked is passed over.
+    does not fit what leaked is passed over; so are victims of whom no more than `above`
+    is left unexplained.
     """
 
     restarts: int
     run: Callable[[Ids, Watcher | None, Reconstruction | None], Reconstruction]
     continues: bool = False
     fits: bool = True
+    above: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +88,7 @@ class _Standing:
         self._firsts = np.cumsum([0, *(turn.restarts for turn in turns)])
         self._answers: dict[int, Reconstruction] = {}  # by turn, over the wave
         self._value = np.full(len(wave), np.inf)
+        self._misfit = np.full(len(wave), np.inf)  # the least of all answers
         self._chosen = np.full(len(wave), -1)
         self._open = np.ones(len(wave), bool)
         self._cut = np.zeros(len(wave), bool)
@@ -93,10 +96,10 @@ class _Standing:
     def run(self, judge: Judge, watcher: Watcher | None, ended: Ended | None) -> bool:
         """Lets everybody have a turn; returns whether Ctrl-C ended it."""
         for index, turn in enumerate(self._turns):
-            rows = np.flatnonzero(self._open)
-            if not len(rows):
+            if not self._open.any():
                 return False
-            if not turn.fits:
+            rows = np.flatnonzero(self._open & (self._misfit > turn.above))
+            if not turn.fits or not len(rows):
                 continue
             begun = self._best() if turn.continues and self._answers else None
             stopped = False
@@ -106,10 +109,10 @@ class _Standing:
                 found, stopped = stop.args[0], True
             stopped |= is_cut_short(found)
             self._take(index, rows, found, judge)
-            last = not any(later.fits for later in self._turns[index + 1 :])
             over = np.asarray(found.status) != Status.INTERRUPTED
             over &= np.asarray(found.status) != Status.MISSING
-            left = rows[over & (last | ~self._open[rows])]
+            waits = self._waits(index)
+            left = rows[over & ~(waits & self._open)[rows]]
             self._open[left] = False
             if ended is not None and len(left) and not stopped:
                 ended(self._wave[left], self.result(left))
@@ -117,6 +120,11 @@ class _Standing:
                 self._cut = self._open.copy()
                 return True
         return False
+
+    def _waits(self, index: int) -> NDArray[np.bool_]:
+        """Returns whom somebody is asked about after this turn."""
+        levels = [later.above for later in self._turns[index + 1 :] if later.fits]
+        return self._misfit > min(levels, default=np.inf)
 
     def _take(self, index: int, rows: Ids, found: Reconstruction, judge: Judge) -> None:
         """Compares the answers of one turn with the best so far."""
@@ -136,6 +144,7 @@ class _Standing:
         solved = np.asarray([verdict.solved for verdict in verdicts])
         misfits: Any = spread.objective
         misfits[which] = [verdict.misfit for verdict in verdicts]
+        self._misfit[which] = np.fmin(self._misfit[which], misfits[which])
         better = value < self._value[which]
         self._value[which] = np.where(better, value, self._value[which])
         self._chosen[which] = np.where(better, index, self._chosen[which])

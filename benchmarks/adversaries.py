@@ -1,7 +1,8 @@
 """`adversaries`: how strong the adversaries are, the strongest one beside CPL.
 
 Nothing is published. Cases: what is attacked plainly, a trained model, clipped, pruned
-and noisy gradients, batches, Inverting Gradients with a chosen weight, pooling.
+and noisy gradients, several looks, batches, Inverting Gradients with a chosen weight,
+pooling.
 """
 
 from typing import Any
@@ -22,6 +23,7 @@ _FACES, _MNIST = "lfw-patches", "mnist"
 _NOISE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _PRUNED = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 _BOTH = ("cpl", "strongest")
+_LOOKS = (1, 4, 16)
 Run = dict[str, Any]
 
 
@@ -62,6 +64,13 @@ def _cases(scale: Scale) -> dict[str, list[Run]]:
             for sigma in noise
             for run in _threats(data, f"fed-cdp:clip=4,sigma={sigma:g}")
         ],
+        "looks": [
+            {
+                "dataset": _FACES, "defense": "fed-cdp:clip=4,sigma=0.1",
+                "threat": "aware", "method": "gauss-newton", "looks": looks,
+            }
+            for looks in _LOOKS
+        ],
         "batches": [
             {"dataset": data, "type": 1, "batch_size": size, "method": method}
             for data, size in batches
@@ -83,7 +92,8 @@ def _name(case: str, run: Run) -> str:
         run.get("threat", ""),
     ]
     size = f"B={run['batch_size']}" if "type" in run else ""
-    return f"{case}: " + ", ".join(filter(None, [*words, size]))
+    looks = f"{run['looks']} looks" if "looks" in run else ""
+    return f"{case}: " + ", ".join(filter(None, [*words, size, looks]))
 
 
 def cells(scale: Scale, seed: int) -> list[Cell]:

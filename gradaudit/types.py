@@ -71,7 +71,8 @@ class Observation:
     `sent` is what was read, as it was sent: one example's gradient (type 2), or the
     client's update, parameters after local training minus parameters received
     (types 0 and 1). Stacked over victims, `sent`, `sent_buffers` and `labels` have a
-    leading axis.
+    leading axis. `others` are further looks at the same examples: in later rounds, with
+    other parameters and fresh noise.
     """
 
     params: PyTree  # as the client received them
@@ -83,6 +84,7 @@ class Observation:
     # What the client sent of its buffers (types 0, 1), where training moves them;
     # no defense touches them.
     sent_buffers: PyTree = dataclasses.field(default_factory=dict)
+    others: "tuple[Observation, ...]" = ()
     leakage: Leakage = dataclasses.field(
         default=Leakage.EXAMPLE, metadata={"static": True}
     )
@@ -110,7 +112,15 @@ class Observation:
         sent, buffers, labels = jax.tree.map(
             change, (self.sent, self.sent_buffers, self.labels)
         )
-        return dataclasses.replace(self, sent=sent, sent_buffers=buffers, labels=labels)
+        others = tuple(other.per_victim(change) for other in self.others)
+        return dataclasses.replace(
+            self, sent=sent, sent_buffers=buffers, labels=labels, others=others
+        )
+
+    @property
+    def looks(self) -> "tuple[Observation, ...]":
+        """All looks at the examples, each as an observation of its own."""
+        return dataclasses.replace(self, others=()), *self.others
 
     def first(self) -> "Observation":
         """Returns the first victim's of a stacked observation."""

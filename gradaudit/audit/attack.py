@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,10 +17,12 @@ from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
 from gradaudit.audit.attacking import Attacking, Run, Tell
 from gradaudit.audit.beside import LINE_UPS
+from gradaudit.audit.captured import arranged
 from gradaudit.audit.kept import Kept, fingerprint
 from gradaudit.audit.outcome import AttackResult
 from gradaudit.audit.processes import Processes
-from gradaudit.audit.scenario import Simulated
+from gradaudit.audit.scenario import MOST_LOOKS, Simulated
+from gradaudit.audit.tensor_files import read_tensor_file
 from gradaudit.audit.threat import Threat
 from gradaudit.audit.training_plan import recorded_round
 from gradaudit.data import Dataset, load_dataset
@@ -31,7 +34,7 @@ from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.spec import Spec
-from gradaudit.types import Key, Knowledge, Leakage
+from gradaudit.types import Key, Knowledge, Leakage, PyTree
 
 DEFAULT_DATASET = "lfw-patches"
 _DRAWS = 4  # networks that an untrained run draws, unless it is told otherwise
@@ -51,8 +54,10 @@ def attack(
     local_steps: int = 1,
     round: int = 0,  # noqa: A002 - the contract's word
     run: str | pathlib.Path | None = None,
+    params: str | pathlib.Path | None = None,
     draws: int | None = None,
     threat: str = "curious",
+    looks: int = 1,
     iterations: int | None = None,
     restarts: int | None = None,
     success_rmse: float = 0.1,
@@ -83,10 +88,14 @@ def attack(
       run: the folder of a recorded `gradaudit train`: its model at `round` (or what it
         learned under another `model` of the same tensors), the clients that really
         took part, its data and its defense.
+      params: a file (.safetensors, .npz or .pt) of the model's trained parameters, by
+        their names: the network that is attacked, in place of one that is drawn.
       draws: how many times the network is drawn, victims dealt over the draws; by
         default 4 for an untrained network and 1 for a trained one.
       threat: what the adversary knows: `curious`, `aware`, `informed`, `malicious`,
         and what is granted beside (`curious+labels`).
+      looks: how many rounds in succession the adversary reads the same examples, with
+        the parameters of each and fresh noise; it explains them together.
       iterations: the attack's budget per restart; the method's own by default.
       restarts: independent starts, chosen by the attacker's own objective.
       success_rmse: the RMSE at or below which a victim counts as rebuilt.
@@ -107,21 +116,30 @@ def attack(
     kept = Kept(*((keep, None) if processes.leads else (None, processes.send)))
     with processes.together(kept.take), contextlib.ExitStack() as held:
         _check_numbers(victims, success_rmse, round, seed, slots)
+        require(
+            1 <= looks <= MOST_LOOKS, f"looks must lie in 1..{MOST_LOOKS}, got {looks}"
+        )
         require(0 <= line_ups <= 10**6, f"line_ups must lie in 0..10^6, got {line_ups}")
         chosen = chosen_attack(method, iterations, restarts)
-        adversary = Threat.parse(threat, _leakage(type))
+        adversary = Threat.parse(threat, _leakage(type), looks)
         adversary.check(chosen)
         data_key, attack_key = jax.random.split(jax.random.key(seed))
         if run is not None:
             require(
                 draws in (None, 1), "a recorded training has one network: draws is 1"
             )
+            require(params is None, "a recorded training has its own parameters")
+            require(
+                looks == 1,
+                "a client of a recorded training draws other examples in every round: "
+                "looks is 1",
+            )
             folder = pathlib.Path(run)
             built = _recorded(folder, model, round, victims, chosen, adversary)
         else:
             built = _simulated(
                 data_key, dataset, model, defense, batch_size, local_steps, round,
-                victims, draws, chosen, adversary,
+                victims, draws, chosen, adversary, params,
             )  # fmt: skip
         built.about.update(
             type=type,
@@ -187,6 +205,7 @@ def _simulated(
     draws: int | None,
     attack: Attack,
     threat: Threat,
+    params: str | pathlib.Path | None,
 ) -> Run:
     """Builds victims that are drawn from a data set."""
     require(local_steps >= 1, f"local_steps must be at least 1, got {local_steps}")
@@ -203,7 +222,7 @@ def _simulated(
         clients_per_round=victims,
         local_steps=local_steps,
         batch_size=batch,
-        rounds=round_index + 1,
+        rounds=round_index + threat.looks,
         examples=batch * local_steps,
         learning_rate=LEARNING_RATE,
     )
@@ -215,18 +234,22 @@ def _simulated(
         threat.reads,
         setting,
         round_index,
-        _draws(draws, victims, round_index, net),
+        _draws(draws, victims, round_index, net, params is not None),
         Knowledge.LABELS in threat.knows,
         Knowledge.DEFENSE in threat.knows,
         Knowledge.PUBLIC_DATA in threat.knows,
+        threat.looks,
+        None if params is None else _given(net, pathlib.Path(params)),
     )
     scenario = _handed_out(scenario, attack, threat)
-    about = {
+    about: dict[str, Any] = {
         "defense": defense if isinstance(defense, str) else guard.name,
         "dataset": dataset if isinstance(dataset, str) else data.name,
         "batch_size": batch,
         "local_steps": local_steps,
     }
+    if params is not None:
+        about["params"] = str(params)
     plan = None
     if published := PAPER_SETTINGS.get(data.name):
         tensors, sizes = len(jax.tree.leaves(scenario.params)), np.bincount(data.labels)
@@ -304,15 +327,33 @@ def _check_numbers(
     require(slots is None or slots >= 1, f"slots must be at least 1, got {slots}")
 
 
-def _draws(draws: int | None, victims: int, round_index: int, model: Model) -> int:
+def _given(model: Model, path: pathlib.Path) -> tuple[PyTree, PyTree]:
+    """Returns the parameters and buffers of a file, in the shapes of the model."""
+    tensors = read_tensor_file(path)
+    params, buffers = arranged(model, tensors, str(path), whole=False)
+    for name, array in tensors.items():
+        require(bool(np.isfinite(array).all()), f"{path}: {name} holds NaN or infinity")
+    own = model.initial_buffers(jax.random.key(0))
+    held = jax.tree.map(jnp.asarray, (params, buffers or own))
+    return held[0], held[1]
+
+
+def _draws(
+    draws: int | None, victims: int, round_index: int, model: Model, given: bool
+) -> int:
     """Returns how many networks are drawn: several where they are untrained."""
+    require(
+        not given or draws in (None, 1),
+        "the parameters of a file are one network: draws is 1",
+    )
     require(
         model.drawn or draws in (None, 1),
         f"model {model.name!r} has weights of its own, and every draw would be the "
         "same network: draws is 1 (or redraw=True where it is made)",
     )
     if draws is None:
-        return 1 if round_index or not model.drawn else min(_DRAWS, victims)
+        once = round_index or given or not model.drawn
+        return 1 if once else min(_DRAWS, victims)
     require(
         1 <= draws <= victims,
         f"draws must lie in 1..{victims}, the number of victims, got {draws}",

@@ -19,7 +19,7 @@ from gradaudit.audit.malicious import imprint_scores
 from gradaudit.audit.outcome import AttackResult, Picture
 from gradaudit.audit.processes import Processes
 from gradaudit.audit.scenario import Group, Scenario
-from gradaudit.audit.scores import Evaluator, Score
+from gradaudit.audit.scores import Evaluator, Score, gradient_norms
 from gradaudit.audit.table_scores import cell_scores
 from gradaudit.audit.threat import Threat, remarks
 from gradaudit.defenses.base import Defense
@@ -177,9 +177,16 @@ class Attacking:
             read = group.victims.observe(rows[index : index + 1]).first().gradient
             return self._run.attack.misfit(handed_in.take(index), read)
 
+        def norms(index: int) -> tuple[float, ...]:
+            seen = group.victims.observe(rows[index : index + 1])
+            private = evaluator.private(int(rows[index]))
+            return gradient_norms(self._run.model, seen.params, seen.buffers, private)
+
         return [
             Finished(
-                dataclasses.replace(score, misfit=misfit(index)),
+                dataclasses.replace(
+                    score, misfit=misfit(index), gradient_norms=norms(index)
+                ),
                 evaluator.trace_of(int(rows[index]), int(trials[index])),
                 inputs[index].copy(),
                 members[index],
@@ -276,6 +283,7 @@ def _certificate(run: Run, play: bool) -> dict[str, Any] | None:
         success_rmse=about["success_rmse"],
         seed=about["seed"],
         line_ups=run.line_ups if play else 0,
+        looks=run.threat.looks,
     )
 
 
@@ -314,7 +322,7 @@ def _limitations(run: Run, interrupted: bool) -> list[str]:
         f"Success means RMSE <= {about['success_rmse']:g} on {about['dataset']}; "
         "another threshold gives another rate.",
     ]
-    if about["round"] == 0:
+    if about["round"] == 0 and "params" not in about:
         sentences.append("The model is untrained: later rounds may leak less or more.")
         if len(run.scenario.draws) == 1 and about["victims"] > 1:
             sentences.append(

@@ -40,11 +40,13 @@ def line_up_and_certificates(
     success_rmse: float,
     seed: int,
     line_ups: int = LINE_UPS,
+    looks: int = 1,
 ) -> dict[str, Any] | None:
     """Returns a short line-up and both certificates, as result.json has them.
 
     The line-ups are of the attack's own networks (`states`, one for each draw), in the
-    attack's round, with other clients of the same data. None without noise, where there
+    attack's round (of several looks the last: noise that changes gets less), with other
+    clients of the same data. None without noise, where there
     is nothing to certify, and without `states`, where the round was not ours. Costs
     well under a second once its two programs are compiled; with `line_ups` = 0 nothing
     is compiled or played, and the line-up has its certificate only.
@@ -58,16 +60,16 @@ def line_up_and_certificates(
     tensors = len(jax.tree.leaves(states[0].params))
     used = tuple(states[: min(_DRAWS, max(line_ups, 1))])
     table = LineUps(
-        model, dataset, leakage, batch, steps, (count,), (1,), max(line_ups, 1),
+        model, dataset, leakage, batch, steps, (count,), (looks,), max(line_ups, 1),
         len(used), From.LABEL, False, seed, tensors, used,
     )  # fmt: skip
     enough = most >= (count if alone else batch * steps)
     played: dict[str, Any] = {
         "candidates": count,
-        "looks": 1,
+        "looks": looks,
         "line_ups": 0,
         "measured": None,
-        "certified": table.certified(defense, count, 1).to_dict(),
+        "certified": table.certified(defense, count, looks).to_dict(),
         "guessing": 1 / count,
         "broken": False,
     }
@@ -78,7 +80,7 @@ def line_up_and_certificates(
         PrivacyPlan(defense, table.setting, tensors=tensors),
         type=int(leakage),
         prior=near(dataset.inputs, success_rmse, batch * steps),
-        looks=1,
+        looks=looks,
         round=table.round,
     )
     return {

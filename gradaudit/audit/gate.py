@@ -149,7 +149,9 @@ def attack_until_clear(
         0 < max_asr < 1, f"the limit must lie in (0, 1) to be tested, got {max_asr}"
     )
     require(
-        asked.get("run") is None and not asked.get("round"),
+        asked.get("run") is None
+        and asked.get("params") is None
+        and not asked.get("round"),
         "victims=auto draws the network anew for every victim: it attacks no training "
         "that took place; give a number of victims",
     )

@@ -7,7 +7,7 @@ The evaluator's side is `truth(ids)`. Attack code never gets hold of the second.
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
 import jax
@@ -30,6 +30,8 @@ from gradaudit.models.model import Model, check_batch
 from gradaudit.types import HostOrDevice, Key, Leakage, Observation, PyTree, Victim
 
 _CHUNK = 32  # clients that are observed together: speed and memory, no number
+
+MOST_LOOKS = 64  # at one victim: each has a network of its own in the objective
 
 _PUBLIC = 256  # examples of the same kind that a threat may hand over
 
@@ -90,8 +92,11 @@ class Simulated:
         labels_known: bool = False,
         defense_known: bool = False,
         public_known: bool = False,
+        looks: int = 1,
+        start: tuple[PyTree, PyTree] | None = None,
     ) -> None:
         count, each = setting.clients, setting.examples
+        _check_looks(looks, leakage, setting)
         if count * each > len(dataset):
             raise InputError(
                 f"{count} victims of {each} examples need {count * each} examples; "
@@ -116,8 +121,13 @@ class Simulated:
         self.draws = np.array_split(np.arange(count), draws)
         self._participants = self.draws
         self._states = [
-            self._reach(_draw_key(params_key, draw), ids, round_index)
+            self._reach(_draw_key(params_key, draw), ids, round_index, start)
             for draw, ids in enumerate(self.draws)
+        ]
+        # What the rounds of the later looks began with, of each draw.
+        self._later = [
+            self._onward(state, ids, looks - 1)
+            for state, ids in zip(self._states, self.draws, strict=True)
         ]
 
     @classmethod
@@ -149,7 +159,7 @@ class Simulated:
         made._recipe = run.training.recipe
         made._population = run.training.population
         made.draws, made._participants = [everybody[:victims]], [everybody]
-        made._states = [run.state]
+        made._states, made._later = [run.state], [[]]
         return made
 
     def under(self, model: Model) -> Self:
@@ -201,13 +211,16 @@ class Simulated:
 
     def groups(self) -> Iterator[Group]:
         """Yields the attacker's side, a group for every draw of the network."""
-        for clients, everybody, state in zip(
-            self.draws, self._participants, self._states, strict=True
+        for clients, everybody, state, later in zip(
+            self.draws, self._participants, self._states, self._later, strict=True
         ):
-            observed = functools.lru_cache(maxsize=4)(
-                functools.partial(self._chunk, clients, everybody, state)
-            )
-            observe = functools.partial(self._observe, clients, state, observed)
+            readers = [
+                (at, functools.lru_cache(maxsize=4)(
+                    functools.partial(self._chunk, clients, everybody, at)
+                ))
+                for at in (state, *later)
+            ]  # fmt: skip
+            observe = functools.partial(self._observe, clients, readers)
             yield Group(self._positions(clients), Victims(len(clients), observe))
 
     def truth(self, ids: Ids) -> Victim:
@@ -230,8 +243,9 @@ class Simulated:
 
     @property
     def states(self) -> tuple[ServerState, ...]:
-        """What the round that is read began with, of each draw."""
-        return tuple(self._states)
+        """What the round that is read (the last one) began with, of each draw."""
+        begun = zip(self._states, self._later, strict=True)
+        return tuple([first, *later][-1] for first, later in begun)
 
     @property
     def params(self) -> PyTree:
@@ -245,15 +259,26 @@ class Simulated:
     def _observe(
         self,
         clients: Ids,
-        state: ServerState,
-        observed: Callable[[int], Observation],
+        readers: Sequence[tuple[ServerState, Callable[[int], Observation]]],
         positions: Ids,
     ) -> Observation:
-        sent, buffers = _rows(positions, lambda chunk: _sent(observed(chunk)))
+        first, *others = [self._look(*reader, positions) for reader in readers]
         labels = None
         if self._labels_known:
             labels = self._private(np.resize(clients[positions], _CHUNK)).labels
             labels = labels[: len(positions)]
+        return dataclasses.replace(
+            first, labels=labels, public=self._public, others=tuple(others)
+        )
+
+    def _look(
+        self,
+        state: ServerState,
+        observed: Callable[[int], Observation],
+        positions: Ids,
+    ) -> Observation:
+        """Returns what is read of some clients in the round that begins so."""
+        sent, buffers = _rows(positions, lambda chunk: _sent(observed(chunk)))
         template = observed(int(positions[-1]) // _CHUNK)
         told = self._told(state)
         return dataclasses.replace(
@@ -261,9 +286,7 @@ class Simulated:
             params=state.params,
             sent=sent,
             sent_buffers=buffers,
-            labels=labels,
             told=told,
-            public=self._public,
             memory=() if told is None else _memory(state, len(told.at_updates)),
         )
 
@@ -309,14 +332,42 @@ class Simulated:
         cut: Victim = jax.tree.map(lambda leaf: np.asarray(leaf)[:, read], used)
         return cut
 
-    def _reach(self, key: Key, clients: Ids, round_index: int) -> ServerState:
+    def _reach(
+        self,
+        key: Key,
+        clients: Ids,
+        round_index: int,
+        start: tuple[PyTree, PyTree] | None,
+    ) -> ServerState:
+        """Trains up to a round, from these parameters and buffers or from a draw."""
         model = self._recipe.model
-        state = initial_state(self._recipe, model.init(key), model.initial_buffers(key))
-        for _ in range(round_index):
+        params, buffers = start or (model.init(key), model.initial_buffers(key))
+        state = initial_state(self._recipe, params, buffers)
+        return [state, *self._onward(state, clients, round_index)][-1]
+
+    def _onward(
+        self, state: ServerState, clients: Ids, rounds: int
+    ) -> list[ServerState]:
+        """Returns what each of the next rounds begins with."""
+        states = []
+        for _ in range(rounds):
             state, _ = run_round(
                 self._recipe, self._population, self._key, state, clients
             )
-        return state
+            states.append(state)
+        return states
+
+
+def _check_looks(looks: int, leakage: Leakage, setting: Setting) -> None:
+    """Raises unless every look is at the same examples."""
+    alone = leakage is Leakage.EXAMPLE and setting.batch_size > 1
+    require(
+        looks == 1 or (setting.local_steps == 1 and not alone),
+        "several looks are at the same examples, and a client that holds more than one "
+        "step reads uses others in every round: leave local_steps out"
+        + ", and batch_size for type 2"
+        * (leakage is Leakage.EXAMPLE),
+    )
 
 
 def _sent(observation: Observation) -> tuple[PyTree, PyTree]:

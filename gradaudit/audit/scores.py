@@ -5,6 +5,7 @@ iterates stay on the devices; what comes to the host is how far they are from th
 """
 
 import dataclasses
+import functools
 import math
 from array import array
 from typing import Any
@@ -14,9 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit import tree
 from gradaudit.attacks.search import Snapshot
+from gradaudit.models.gradients import one_hot, per_example_gradients
+from gradaudit.models.model import Model
 from gradaudit.report import metrics
-from gradaudit.types import Reconstruction, Status, Victim
+from gradaudit.types import PyTree, Reconstruction, Status, Victim
 
 
 def _numbers() -> "array[float]":
@@ -55,6 +59,9 @@ class Score:
     status: str
     label_accuracy: float
     oracle_rmse: float
+    rmse_by_example: tuple[float, ...] = ()  # of a batch, in the order of `labels`
+    # Of a batch: each example's own, before any defense. Small ones hide in it.
+    gradient_norms: tuple[float, ...] = ()
     member: str = ""  # of a portfolio: whose answer was handed in
     misfit: float | None = None  # by its own objective: what it leaves unexplained
 
@@ -178,6 +185,7 @@ class Evaluator:
                 status=_NAMES[int(mine.status[row])],
                 label_accuracy=float(told[row]),
                 oracle_rmse=min(self._oracle(victim), float(whole[row])),
+                rmse_by_example=tuple(each[row].tolist()) if each.shape[1] > 1 else (),
                 member=chosen[row],
             )
             for row, victim in enumerate(begun.tolist())
@@ -220,6 +228,11 @@ class Evaluator:
                 )
         return [tuple(each) for each in scored]
 
+    def private(self, victim: int) -> Victim:
+        """Returns what belongs to one victim of the group."""
+        truth: Victim = jax.tree.map(lambda leaf: leaf[victim], self._truth)
+        return truth
+
     def trace_of(self, victim: int, trial: int = 0) -> Trace:
         """Returns the trace of the trial that the attacker hands in."""
         return self._traces.get(victim * self._restarts + trial, Trace())
@@ -239,6 +252,25 @@ class Evaluator:
             return 0 if success else None
         trace = self.trace_of(*trial).rmse
         return next((i for i, e in enumerate(trace, 1) if e <= self._threshold), None)
+
+
+def gradient_norms(
+    model: Model, params: PyTree, buffers: PyTree, private: Victim
+) -> tuple[float, ...]:
+    """Returns the norm of each example's own gradient; () unless there are several."""
+    if len(private.labels) == 1 or model.coupled:
+        return ()
+    found = _norms(model, params, buffers, private.inputs, private.labels)
+    return tuple(np.asarray(found, float).tolist())
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _norms(
+    model: Model, params: PyTree, buffers: PyTree, inputs: Any, labels: Any
+) -> jax.Array:
+    targets = one_hot(jnp.asarray(labels), model.classes)
+    each = per_example_gradients(model, params, buffers, jnp.asarray(inputs), targets)
+    return jax.vmap(tree.global_norm)(each)
 
 
 @jax.jit

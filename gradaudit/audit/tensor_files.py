@@ -41,7 +41,16 @@ def read_tensors(folder: pathlib.Path, stem: str) -> Arrays:
         f"{folder} has {' and '.join(path.name for path in found)}: keep the one that "
         "is meant",
     )
-    path = found[0]
+    return read_tensor_file(found[0])
+
+
+def read_tensor_file(path: pathlib.Path) -> Arrays:
+    """Returns the named tensors of one such file; raises in words likewise."""
+    require(
+        path.suffix in _READERS,
+        f"{path} must end in {', '.join(_READERS)}: named tensors of a model",
+    )
+    require(path.exists(), f"there is no file {path}")
     require(path.is_file(), f"{path} is no regular file")
     size = path.stat().st_size
     require(size <= MOST_BYTES, f"{path} has {size} bytes, more than {MOST_BYTES}")

@@ -28,6 +28,17 @@ KNOWN = (
     "the model and its parameters",
     "the batch size, the local steps and the learning rate",
 )
+# The threat models of Carletti et al. 2025, "SoK: Gradient Inversion Attacks in
+# Federated Learning", that are said here; A and B know less than everybody here does,
+# E the clients' statistics, H also chooses who takes part.
+SOK = {
+    "C": "Parameter-Aware Eavesdropper",
+    "D": "Data-Enhanced Eavesdropper",
+    "F": "Active Manipulator",
+    "G": "Data-Enhanced Manipulator",
+}
+# What no letter of theirs counts.
+_UNCOUNTED = (Knowledge.DEFENSE, Knowledge.CANDIDATES, Knowledge.LABELS)
 # Of no use to an attack that does not say that it needs them, and who makes use of it.
 _FOR_SPECIALISTS = {
     Knowledge.CANDIDATES: "`gradaudit line-up` is the informed adversary's",
@@ -47,7 +58,7 @@ class Threat:
     looks: int = 1  # observations of one victim
 
     @classmethod
-    def parse(cls, text: str, reads: Leakage) -> "Threat":
+    def parse(cls, text: str, reads: Leakage, looks: int = 1) -> "Threat":
         """Returns the threat of a text: `curious`, `aware`, `curious+labels`."""
         name, *grants = [word.strip() for word in text.split("+")]
         if name not in THREATS:
@@ -57,7 +68,7 @@ class Threat:
             if grant not in GRANTS:
                 raise unknown_name("thing that a threat can grant", grant, GRANTS)
             known.add(GRANTS[grant])
-        return cls(text, reads, frozenset(known))
+        return cls(text, reads, frozenset(known), looks)
 
     def check(self, attack: Attack) -> None:
         """Raises in words if the attack needs more than this threat gives.
@@ -72,6 +83,11 @@ class Threat:
             "choose --threat aware or curious; "
             + "; ".join(_FOR_SPECIALISTS[k] for k in idle),
         )
+        require(
+            self.looks == 1 or attack.joint,
+            "this attack reads one look only: choose --method strongest, cpl, gradinv "
+            "or another that matches gradients, or leave looks out",
+        )
         missing = sorted(attack.needs - self.knows, key=lambda need: need.name)
         if missing:
             words = " and ".join(need.value for need in missing)
@@ -85,6 +101,14 @@ class Threat:
                 f"not give that: choose another attack, or --threat {remedy}",
             )
 
+    @property
+    def letter(self) -> str:
+        """The letter of `SOK`: by public data, and by who chooses the parameters."""
+        public = Knowledge.PUBLIC_DATA in self.knows
+        if Knowledge.PARAMETERS in self.knows:
+            return "G" if public else "F"
+        return "D" if public else "C"
+
     def to_dict(self, attack: Attack) -> dict[str, Any]:
         """Returns the threat as result.json has it, with what this attack used."""
         granted = sorted(need.value for need in self.knows)
@@ -93,6 +117,11 @@ class Threat:
             "type": int(self.reads),
             "reads": _READS[self.reads],
             "looks": self.looks,
+            "sok": {
+                "letter": self.letter,
+                "name": SOK[self.letter],
+                "uncounted": [k.value for k in _UNCOUNTED if k in self.knows],
+            },
             "knows": [*KNOWN, *granted],
             "alters": "the parameters that clients receive"
             if Knowledge.PARAMETERS in self.knows

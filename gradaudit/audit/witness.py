@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import tree
-from gradaudit.attacks.objective import guessed_gradient
+from gradaudit.attacks.accounts import guessed_gradient
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.report import metrics

@@ -24,6 +24,10 @@ gradaudit attack --type 0 --batch-size 3 --defense fed-sdp
 
 gradaudit attack --run runs/mnist --round 16 --type 1
 
+gradaudit attack --dataset mnist --model cnn --params trained.npz --method strongest
+
+gradaudit attack --defense fed-cdp:clip=4,sigma=0.1 --threat aware --looks 4
+
 gradaudit attack --defense fed-cdp:clip=4,sigma=6 --max-asr 0.05 --victims auto
 
 gradaudit attack --captured recorded/ --model mine.py:build --truth batch.npz
@@ -51,6 +55,8 @@ def attack(
     local_steps: options.VictimSteps = 1,
     round_: options.Round = 0,
     run: options.RunFolder = None,
+    params: options.ParamsFile = None,
+    looks: options.Looks = 1,
     trust: options.Trust = False,
     captured: options.CapturedFolder = None,
     truth: options.Truth = None,
@@ -120,8 +126,8 @@ def _of_victims(context: typer.Context) -> dict[str, Any]:
         console.refuse(context, ["trust"], "without --run")
     names = (
         "method", "defense", "threat", "dataset", "model", "batch_size", "local_steps",
-        "run", "iterations", "restarts", "success_rmse", "seed", "line_ups",
-        "slots",
+        "run", "params", "looks", "iterations", "restarts", "success_rmse", "seed",
+        "line_ups", "slots",
     )  # fmt: skip
     asked = {name: said[name] for name in names}
     asked |= {"type": said["type_"], "round": said["round_"]}
@@ -134,7 +140,9 @@ def _of_victims(context: typer.Context) -> dict[str, Any]:
 
 
 # What a recorded training decides itself.
-_OF_SIMULATION = ("defense", "dataset", "draws", "batch_size", "local_steps")
+_OF_SIMULATION = (
+    *("defense", "dataset", "draws", "batch_size", "local_steps", "params", "looks"),
+)
 
 _OF_CAPTURED = (
     "truth", "candidates", "place", "learning_rate", "pictures",
@@ -142,6 +150,7 @@ _OF_CAPTURED = (
 # What the captured updates decide themselves.
 _NOT_CAPTURED = (
     *("type_", "dataset", "draws", "round_", "run", "trust", "line_ups"),
+    *("params", "looks"),
     *("coordinator", "processes", "process"),
 )
 

@@ -197,6 +197,21 @@ RunFolder = Annotated[
         rich_help_panel=_WHO,
     ),
 ]
+ParamsFile = Annotated[
+    pathlib.Path | None,
+    typer.Option(
+        "--params",
+        help="Trained parameters of --model, by name: .safetensors, .npz or .pt.",
+        rich_help_panel=_WHO,
+    ),
+]
+Looks = Annotated[
+    int,
+    typer.Option(
+        help="Rounds in succession in which the same examples are read.",
+        rich_help_panel=_WHO,
+    ),
+]
 CapturedFolder = Annotated[
     pathlib.Path | None,
     typer.Option(

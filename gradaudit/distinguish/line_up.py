@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.attacks.objective import expected_evidence
+from gradaudit.attacks.accounts import expected_evidence
 from gradaudit.data import Dataset
 from gradaudit.defenses.base import ToldDefense
 from gradaudit.distinguish.candidates import Ids, Scores

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gradaudit.attacks import PRESETS, Victims, cpl
+from gradaudit.attacks.likelihood import truth_in_nats
 from gradaudit.attacks.objective import objective
 from gradaudit.attacks.presets import parse
 from gradaudit.attacks.priors import in_nats
@@ -109,7 +110,9 @@ def test_the_gradient_of_the_objective_is_its_gradient(name):
             return jax.jvp(loss, (observation.params,), (residual,))[1]
 
         def penalty(z):
-            nat = matching.distance.nat(None, observation.gradient)
+            read = observation.gradient
+            nat = matching.distance.nat(None, read)
+            nat = jnp.maximum(nat, value / truth_in_nats(None, read))
             units = [nat if in_nats(prior) else 1.0 for prior in matching.priors]
             pairs = zip(units, matching.priors, strict=True)
             return sum((u * p(layout.images(z)) for u, p in pairs), 0.0 * z[0])

@@ -11,6 +11,7 @@ import gradaudit as ga
 from gradaudit.attacks import presets
 from gradaudit.attacks.distances import Cosine, RelativeL2, SquaredL2
 from gradaudit.attacks.objective import Layout, objective
+from gradaudit.attacks.priors import Smooth
 from gradaudit.audit.scenario import Simulated
 from gradaudit.data import load_dataset
 from gradaudit.defenses.base import defend
@@ -114,6 +115,48 @@ def test_where_there_is_nothing_to_know_aware_is_curious():
         )
     ]
     assert all((run.inputs == runs[0].inputs).all() for run in runs)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name != "gauss-newton"))
+        for name in presets.PRESETS
+        if name
+        in (
+            "dlg",
+            "idlg",
+            "gradinv",
+            "gradinv-chosen",
+            "aware",
+            "gauss-newton",
+            "strongest",
+        )
+    ],
+)
+def test_of_every_attack_aware_is_curious_where_there_is_nothing_to_know(name):
+    """Public examples choose a prior's weight, and nothing else differs."""
+    small = dict(type=2, dataset="digits", model="dpfl-2conv", victims=1, iterations=2)
+    curious, aware = (
+        ga.attack(**small, method=name, threat=threat)
+        for threat in ("curious", "aware")
+    )
+    if any(prior.__class__ is Smooth for prior in priors_of(presets.parse(name))):
+        np.testing.assert_allclose(aware.inputs, curious.inputs, atol=0.2)
+    else:
+        np.testing.assert_array_equal(aware.inputs, curious.inputs)
+
+
+def priors_of(attack):
+    members = [member.attack for member in attack.members] or [attack]
+    return [prior for each in members for prior in getattr(each, "priors", ())]
+
+
+@pytest.mark.parametrize("name", ["analytic", "spear"])
+def test_closed_forms_read_the_same_whatever_the_threat(name):
+    small = dict(type=2, dataset="digits", model="mlp", victims=1)
+    runs = [ga.attack(**small, method=name, threat=t) for t in ("curious", "aware")]
+    np.testing.assert_array_equal(runs[0].inputs, runs[1].inputs)
 
 
 @dataclasses.dataclass(frozen=True)

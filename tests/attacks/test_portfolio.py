@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +13,9 @@ from gradaudit.attacks.base import Member, run
 from gradaudit.attacks.distances import Cosine
 from gradaudit.attacks.portfolio import Portfolio
 from gradaudit.errors import InputError
-from gradaudit.types import Reconstruction, Status
+from gradaudit.models.gradients import one_hot
+from gradaudit.models.networks import build_model
+from gradaudit.types import LocalTraining, Observation, Reconstruction, Status
 from tests.attacks.attack_cases import QUICK, SLOTS, digit_victims, quick
 
 KEY = jax.random.key(3)
@@ -59,6 +62,44 @@ def test_a_member_goes_on_from_the_best_so_far():
     found = run(made, KEY, model, victims, SLOTS)
     first, then = found.members.objective.T
     assert (then <= first * (1 + 1e-6)).all() and (then < 0.5 * first).any()
+
+
+def test_a_member_may_be_for_the_lost_only():
+    model, victims, _ = digit_victims()
+    never, always = (
+        dataclasses.replace(portfolio(BRIEF, GREY, solved=0.0), members=(
+            Member("0", BRIEF), Member("1", GREY, above=level)
+        ))
+        for level in (1e9, 1e-12)
+    )  # fmt: skip
+    told = []
+    found = run(
+        *(never, KEY, model, victims, SLOTS, None, None),
+        lambda ids, _: told.extend(ids.tolist()),
+    )
+    assert (found.members.status[:, 1] == Status.MISSING).all()
+    assert sorted(told) == [0, 1, 2, 3]
+    found = run(always, KEY, model, victims, SLOTS)
+    assert (found.members.status != Status.MISSING).all()
+
+
+def test_in_a_batch_a_small_misfit_is_not_enough():
+    """An example whose gradient is small hides behind the others."""
+    data = ga.load_dataset("digits")
+    model = build_model("dpfl-2conv", data.shape, data.classes)
+    params = model.init(KEY)
+    inputs, labels = jnp.asarray(data.inputs[:2]), jnp.asarray(data.labels[:2])
+    sure = jax.tree.map(jnp.array, params)  # of the second label: its gradient is small
+    sure["output"]["bias"] = sure["output"]["bias"].at[labels[1]].add(20.0)
+    read = LocalTraining(batch_size=2)
+    for received, hides in ((params, False), (sure, True)):
+        sent = jax.grad(model.loss)(received, {}, inputs, one_hot(labels, 10))
+        seen = Observation(received, sent, training=read)
+        wrong = jnp.stack([inputs[0], 1.0 - inputs[1]])
+        made = portfolio(QUICK)
+        assert made.judge(model, seen, inputs, labels).solved
+        found = made.judge(model, seen, wrong, labels)
+        assert not found.solved and (found.misfit < made.solved) == hides
 
 
 def test_a_member_that_does_not_fit_is_passed_over():

@@ -190,3 +190,20 @@ def test_a_draw_in_which_nobody_was_begun_has_no_scores():
         status=np.full(SLOTS, Status.MISSING),
     )
     assert evaluator(private, 0).score(blank) == []
+
+
+def test_batches_have_each_examples_error_and_gradient_norm():
+    import gradaudit as ga
+
+    asked = {"dataset": "digits", "model": "dpfl-2conv", "victims": 2, "draws": 1}
+    batch = ga.attack(**asked, type=1, batch_size=3, iterations=2)
+    for score in batch.scores:
+        assert len(score.gradient_norms) == len(score.rmse_by_example) == 3
+        assert min(score.gradient_norms) > 0
+        mean = np.sqrt(np.mean(np.square(score.rmse_by_example)))
+        np.testing.assert_allclose(mean, score.rmse, rtol=1e-5)
+        rebuilt = sum(error <= 0.1 for error in score.rmse_by_example)
+        assert rebuilt == score.examples_rebuilt
+    assert "gradient_norms" in batch.rows()["trials.csv"][0]
+    alone = ga.attack(**asked, iterations=1).scores[0]
+    assert alone.gradient_norms == () == alone.rmse_by_example

@@ -5,7 +5,14 @@ import pytest
 from gradaudit import defenses
 from gradaudit.attacks import PRESETS, cpl, gradinv
 from gradaudit.attacks.labels import Known, LastLayer
-from gradaudit.audit.threat import GRANTS, THREATS, Threat, remarks, transforms_seen
+from gradaudit.audit.threat import (
+    GRANTS,
+    SOK,
+    THREATS,
+    Threat,
+    remarks,
+    transforms_seen,
+)
 from gradaudit.defenses.compression import Sign
 from gradaudit.errors import InputError
 from gradaudit.types import Knowledge, Leakage
@@ -91,6 +98,35 @@ def test_an_attack_that_needs_more_than_the_threat_gives_is_refused(name):
 def test_a_threat_may_not_promise_what_the_attack_makes_no_use_of(name):
     with pytest.raises(InputError, match="makes no use of"):
         Threat.parse(name, Leakage.CLIENT).check(cpl())
+
+
+@pytest.mark.parametrize(
+    ("text", "letter", "uncounted"),
+    [
+        ("curious", "C", []),
+        ("curious+labels", "C", [Knowledge.LABELS]),
+        ("aware", "D", [Knowledge.DEFENSE]),
+        ("informed", "D", [Knowledge.DEFENSE, Knowledge.CANDIDATES]),
+        ("malicious", "G", [Knowledge.DEFENSE]),
+    ],
+)
+def test_the_record_has_the_letter_of_the_systematization(text, letter, uncounted):
+    record = Threat.parse(text, Leakage.SERVER).to_dict(cpl())["sok"]
+    assert record["letter"] == letter and record["name"] == SOK[letter]
+    assert record["uncounted"] == [knowledge.value for knowledge in uncounted]
+
+
+def test_several_looks_are_for_attacks_that_explain_them_together():
+    twice = Threat.parse("curious", Leakage.EXAMPLE, looks=2)
+    for name, preset in PRESETS.items():
+        attack = preset.make()
+        assert attack.joint == (name not in ("analytic", "spear", "imprint"))
+        if attack.joint:
+            twice.check(attack)
+        else:
+            with pytest.raises(InputError, match="one look only"):
+                twice.check(attack)
+    assert twice.to_dict(cpl())["looks"] == 2
 
 
 def test_known_labels_come_in_order_and_the_record_says_so():

@@ -1,0 +1,67 @@
+"""Attacking a network whose parameters come from a file."""
+
+import jax
+import numpy as np
+import pytest
+
+import gradaudit as ga
+from gradaudit import tree
+from gradaudit.data import load_dataset
+from gradaudit.models.networks import build_model
+
+SMALL = {"dataset": "digits", "model": "dpfl-2conv", "victims": 2}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    data = load_dataset("digits")
+    params = build_model("dpfl-2conv", data.shape, data.classes).init(jax.random.key(8))
+    arrays = {
+        name: np.asarray(leaf)
+        for name, leaf in zip(tree.names(params), jax.tree.leaves(params), strict=True)
+    }
+    folder = tmp_path_factory.mktemp("params")
+    np.savez(folder / "net.npz", **arrays)
+    return folder, arrays
+
+
+def test_what_is_attacked_is_the_network_of_the_file(written):
+    folder, arrays = written
+    result = ga.attack(**SMALL, params=folder / "net.npz", iterations=20)
+    assert result.asr.value == 1.0 and result.draws == 1
+    assert result.about["params"].endswith("net.npz")
+    assert not any("untrained" in words for words in result.limitations)
+    moved = {name: 0.9 * array for name, array in arrays.items()}
+    np.savez(folder / "other.npz", **moved)
+    other = ga.attack(**SMALL, params=folder / "other.npz", iterations=20)
+    assert not np.array_equal(other.inputs, result.inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("missing", lambda a: {k: v for k, v in list(a.items())[1:]}, "missing"),
+        ("shape", lambda a: {k: v[..., :1] for k, v in a.items()}, "must be"),
+        ("nan", lambda a: {k: np.nan * v for k, v in a.items()}, "NaN"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_in_words(written, name, change, words):
+    folder, arrays = written
+    np.savez(folder / f"{name}.npz", **change(arrays))
+    with pytest.raises(ga.InputError, match=words):
+        ga.attack(**SMALL, params=folder / f"{name}.npz")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"params": "nowhere.npz"}, "no file"),
+        ({"params": "weights.txt"}, "must end in"),
+        ({"params": "net.npz", "draws": 2}, "draws is 1"),
+        ({"params": "net.npz", "run": "somewhere"}, "its own parameters"),
+    ],
+)
+def test_what_cannot_go_with_a_file_is_refused(written, asked, words):
+    folder, _ = written
+    with pytest.raises(ga.InputError, match=words):
+        ga.attack(**SMALL | asked | {"params": folder / asked["params"]})
