@@ -15,8 +15,8 @@ from gradaudit.benchmarks.clipping_tables import (
     bounded,
     central,
     central_sets,
-    decaying,
     differences,
+    readings,
     unique,
 )
 from gradaudit.benchmarks.papers import published
@@ -39,6 +39,7 @@ from gradaudit.benchmarks.training_cells import (
     federated,
     federated_sets,
     sizes,
+    under,
 )
 from gradaudit.privacy import gaussian, spend
 from gradaudit.privacy.calibrate import exhausted_at, first_reaching
@@ -90,12 +91,34 @@ def _stated(policy: str, method: str) -> Cell:
 def _policy(
     name: str, policy: str, reading: Semantics, scale: Scale, seed: int
 ) -> Cell:
-    return federated(name, decaying(name, reading, scale, policy), scale, seed)
+    text = under("fed-alpha-cdp-sigma", sizes(name, scale), reading, policy)
+    return federated(name, text, scale, seed)
+
+
+def _policies_of(name: str, reading: Semantics, scale: Scale) -> tuple[str, ...]:
+    """Returns the decays that are trained with; few at the small scale."""
+    if scale is Scale.PAPER:
+        return POLICIES
+    images = name in ("mnist", "cifar10")
+    if reading is Semantics.WRITTEN:
+        return () if images else ("exponential",)
+    return ("exponential",) if name == "cifar10" else ("linear", "exponential")
+
+
+def central_policies(scale: Scale) -> tuple[str, ...]:
+    """Returns the decays that are trained with at one place."""
+    paper = scale is Scale.PAPER
+    return ("linear", "exponential", "cyclic") if paper else ("exponential",)
+
+
+def central_methods(scale: Scale) -> tuple[str, ...]:
+    """Returns the methods without decaying noise at one place."""
+    return DYNAMIC if scale is Scale.PAPER else ("dp-baseline", "dp-dyns")
 
 
 def decay_cells(scale: Scale, seed: int) -> list[Cell]:
     """Returns the budgets' ends, and the trainings under every policy."""
-    smoke, small = scale is Scale.SMOKE, scale is Scale.SMALL
+    smoke = scale is Scale.SMOKE
     methods = published("dynamic-dp", "Table VIII")["columns"]
     every = [_stop(p, m) for p in ("linear", "exponential") for m in methods]
     stated = published("fed-alpha-cdp", "Table 11")["columns"]
@@ -103,18 +126,17 @@ def decay_cells(scale: Scale, seed: int) -> list[Cell]:
     if smoke:
         return [*every, bounded("fed-cdp", 4.0, READINGS[0], "cancer", scale, seed)]
     for name in reversed(federated_sets(scale)):
-        for reading in READINGS:
+        for reading in readings(name, scale):
             for method in ("fed-cdp", "fed-alpha-cdp"):
                 every.append(bounded(method, 4.0, reading, name, scale, seed))
-            few = small and reading is Semantics.WRITTEN
-            few |= small and name == "cifar10"
-            policies = ("exponential",) if few else POLICIES
+            policies = _policies_of(name, reading, scale)
             every += [_policy(name, p, reading, scale, seed) for p in policies]
-    every += [central(method, "mnist", scale, seed) for method in DYNAMIC]
+    every += [central(m, "mnist", scale, seed) for m in central_methods(scale)]
+    both = ("dp-dynsigma", "dp-dyn") if scale is Scale.PAPER else ("dp-dyn",)
     every += [
         central(method, "mnist", scale, seed, policy=policy)
-        for policy in ("linear", "exponential", "cyclic")
-        for method in ("dp-dynsigma", "dp-dyn")
+        for policy in central_policies(scale)
+        for method in both
     ]
     return unique(every)
 
@@ -198,16 +220,15 @@ def target_cells(scale: Scale, seed: int) -> list[Cell]:
     every = [
         bounded(method, 4.0, reading, name, scale, seed)
         for name in reversed(federated_sets(scale))
-        for reading in READINGS
+        for reading in readings(name, scale)
         for method in ("fed-sdp", "fed-alpha-cdp")
     ]
     for name in central_sets(scale):
-        few = scale is Scale.SMALL and name != "mnist"
-        methods = ("dp-baseline", "dp-dyns") if few else DYNAMIC
+        methods = central_methods(scale)
         every += [central(method, name, scale, seed) for method in methods]
     every += [
         central("dp-dyn", "mnist", scale, seed, policy=policy)
-        for policy in ("linear", "exponential", "cyclic")
+        for policy in central_policies(scale)
     ]
     return unique(every)
 
