@@ -13,6 +13,7 @@ import pathlib
 import sys
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("RAY_ADDRESS", "local")  # its own, whatever else runs here
 
 import numpy as np
 import torch
@@ -65,7 +66,7 @@ def client(run: str, images: np.ndarray, labels: np.ndarray) -> ClientApp:
         who, number = int(context.node_config["partition-id"]), round_of(message)
         first = (number * CLIENTS + who) * BATCH
         mine = slice(first, first + BATCH)
-        x, y = images[mine], labels[mine]
+        x, y = images[mine].copy(), labels[mine].copy()
         truth.mkdir(parents=True, exist_ok=True)
         np.savez(truth / f"round-{number:04d}-client-{who}.npz", x=x, y=y)
         model = net()
