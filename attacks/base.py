@@ -230,7 +230,8 @@ def _in_turn(
         # The numbers of who opens are those that it has alone.
         own_key = key if index == opener else jax.random.fold_in(key, index)
         # Few are left for those that follow: one width, one compiled program.
-        own_slots = slots if index == opener else lanes.default_lanes(slots or 256)
+        width = lanes.default_lanes(slots or 256, model.alone)
+        own_slots = slots if index == opener else width
 
         def attacked(
             ids: NDArray[np.int64],

@@ -31,13 +31,15 @@ def default_slots(unknowns: int) -> int:
     return int(np.clip(24 * 1024 // unknowns, 4, 32))
 
 
-def default_lanes(slots: int) -> int:
+def default_lanes(slots: int, alone: bool = False) -> int:
     """Returns how many trials one program holds: a constant, or the numbers change.
 
-    Accelerators want width: theirs is the number of slots, and numbers repeat for the
-    same number of slots.
+    One, if the model is faster `alone`. Accelerators want width: theirs is the number
+    of slots, and numbers repeat for the same number of slots.
     """
-    return _LANES if jax.default_backend() == "cpu" else slots
+    if jax.default_backend() != "cpu":
+        return slots
+    return 1 if alone else _LANES
 
 
 def _by_lanes(function: Callable[..., Any], lanes: int, *slotted: PyTree) -> Any:

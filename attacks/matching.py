@@ -230,6 +230,11 @@ class MatchingProblem:
         """As the optimizer says; one if it says nothing."""
         return int(getattr(self.matching.optimizer, "updates", 1))
 
+    @property
+    def alone(self) -> bool:
+        """Whether the model is faster with one victim after the other."""
+        return self.model.alone
+
     def start(self, key: Key, shared: PyTree, own: PyTree) -> tuple[Searching, PyTree]:
         """Returns the search at its first position."""
         position, labels = first_position(

@@ -115,7 +115,7 @@ class _Conveyor:
         wanted = slots or lanes.default_slots(self._shape.inputs.size)
         devices = machine.device_count()
         each = -(-self._total // devices)
-        self._lanes = lanes.default_lanes(wanted)
+        self._lanes = lanes.default_lanes(wanted, getattr(problem, "alone", False))
         # As few slots as give the same number of waves: the last is not half empty.
         per_device = wanted if slots else -(-each // -(-each // wanted))
         per_device = -(-min(per_device, each) // self._lanes) * self._lanes

@@ -2,11 +2,13 @@
 
 import dataclasses
 import enum
+import os
 import pathlib
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gradaudit import files
 from gradaudit.attacks.base import Attack
 from gradaudit.audit.limits import Gates
 from gradaudit.data import Dataset, parse_partition
@@ -36,6 +38,10 @@ class AuditPlan:
 
     Attributes:
       title: of the page.
+      captured: a folder of updates that your own system recorded, or of such folders,
+        one for each of its runs: they are audited instead of simulated ones.
+      truth: with `captured`, the clients' examples (see `attack_captured`); a folder
+        may have folders named like the runs.
       datasets: whose examples are attacked: names, or paths of your own files.
       model: a model or its name; by default `cpl` for images and `mlp` for tables.
       defenses: each is a column of the grid.
@@ -62,6 +68,8 @@ class AuditPlan:
     """
 
     title: str = ""
+    captured: str | None = None
+    truth: str | None = None
     datasets: tuple[str | Dataset, ...] = ("lfw-patches",)
     model: str | Model | None = None
     defenses: tuple[str | Defense, ...] = DEFENSES
@@ -86,6 +94,10 @@ class AuditPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require(
+            self.truth is None or self.captured is not None,
+            "a truth belongs to captured updates: say which",
+        )
         for name in ("datasets", "defenses", "types", "threats"):
             values = getattr(self, name)
             require(len(values) > 0, f"an audit needs at least one of its {name}")
@@ -127,6 +139,9 @@ class AuditPlan:
         # Files that stand in a list are found one by one.
         parts = [Spec.of("", part=part) for part in (*self.datasets, *self.defenses)]
         sources = {k: v for part in parts for k, v in part.sources.items()}
+        for folder in filter(None, (self.captured, self.truth)):
+            if os.path.exists(folder):
+                sources[folder] = files.digest(pathlib.Path(folder))
         return dataclasses.replace(found, sources={**found.sources, **sources})
 
 
@@ -163,6 +178,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "threats": ("threats", _TEXTS),
         "attacks": ("attacks", _TEXTS),
     },
+    "captured": {"folder": ("captured", _TEXT), "truth": ("truth", _TEXT)},
     "attack": {
         name: (name, _WHOLE)
         for name in (

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradaudit.audit.captured_grid import CapturedGrid, Run
 from gradaudit.audit.cells import DONE, FAILED, INTERRUPTED, MISSING
 from gradaudit.audit.grid import Grid, Guard
 from gradaudit.audit.limits import Gates
@@ -21,12 +22,10 @@ _GENERAL = (
     "defense says it is.",
     "Every interval is at 95 % on its own; of many cells a few are wrong.",
 )
-_UNTRAINED = "The networks are untrained: later rounds may leak less or more."
-_LINE_UPS_UNTRAINED = "Line-ups are played on untrained networks."
 
 
 def assemble(
-    grid: Grid,
+    grid: Grid | CapturedGrid,
     cells: Sequence[Plain],
     outcomes: Outcomes,
     gates: Gates,
@@ -69,7 +68,7 @@ def assemble(
     return document | {"gates": gates.judge(document)}
 
 
-def _title(grid: Grid) -> str:
+def _title(grid: Grid | CapturedGrid) -> str:
     return f"Audit of {', '.join(data.text for data in grid.data)}"
 
 
@@ -95,7 +94,7 @@ def _rows(
 
 
 def _claims(
-    guard: Guard,
+    guard: Guard | Run,
     accounting: Sequence[tuple[Plain, Plain]],
     mechanisms: Sequence[tuple[Plain, Plain]],
 ) -> list[str]:
@@ -113,7 +112,10 @@ def _claims(
 
 
 def _cell(
-    grid: Grid, cell: Plain, outcome: Plain | None, claims: Mapping[str, list[str]]
+    grid: Grid | CapturedGrid,
+    cell: Plain,
+    outcome: Plain | None,
+    claims: Mapping[str, list[str]],
 ) -> Plain:
     guard = next(g for g in grid.guards if g.text == cell["defense"])
     data = next(d for d in grid.data if d.text == cell["dataset"])
@@ -123,9 +125,10 @@ def _cell(
     bound = result.get("certificate") if is_attack else None
     if line_ups:
         bound = line_ups[0]["certified"]
-    if bound and cell["same_as"] and bound["value"] is None:
+    silent = bound is not None and bound["value"] is None
+    if bound and silent and cell["same_as"] and isinstance(guard, Guard):
         bound = bound | {"reason": _reason(guard, cell["type"], bound["reason"])}
-    metrics = result.get("metrics") if is_attack else None
+    scored = is_attack and "asr" in result.get("metrics", {})
     status = (outcome or {"status": MISSING})["status"]
     return {
         "id": cell["id"],
@@ -135,8 +138,8 @@ def _cell(
         "model": data.model.name,
         "defense": {
             "text": guard.text,
-            "name": guard.defense.name,
-            "control": grid.is_control(guard),
+            "name": guard.name,
+            "control": grid.is_control(guard),  # type: ignore[arg-type]
             "claims": claims[guard.text],
         },
         "type": cell["type"],
@@ -151,7 +154,7 @@ def _cell(
         "status": status,
         "victims": result.get("victims"),
         "draws": result.get("draws", []),
-        "metrics": metrics,
+        "metrics": result["metrics"] if scored else None,
         "line_ups": line_ups,
         "certificate": bound,
         "verdict": verdict_of(cell, outcome),
@@ -215,6 +218,8 @@ def _training(cell: Plain, outcome: Plain) -> Plain:
 def _mechanism(cell: Plain, outcome: Plain) -> Plain:
     result = outcome["result"]
     about = _about(cell, outcome)
+    if result is not None and "findings" in result["metrics"]:
+        return about | _measured(result)
     if result is None:
         said = f"could not be tested: {outcome['error']}" if outcome["error"] else ""
         nothing = ("verdict", "claimed", "closed_form", "lower_bound", "ceiling")
@@ -252,6 +257,30 @@ def _mechanism(cell: Plain, outcome: Plain) -> Plain:
     }
 
 
+def _measured(result: Plain) -> Plain:
+    """Returns what recorded updates say of a defense; see `mechanism_check`."""
+    found = result["metrics"]
+    said = "; ".join(finding["sentence"] for finding in found["findings"])
+    start = {"refuted": "No", "consistent": "Nothing speaks against it"}
+    words = start.get(found["verdict"], "Nothing is claimed that could be tested")
+    updates = found["pairs"] or found["updates_alone"]
+    how = "before and after it" if found["pairs"] else "as they arrived only"
+    return {
+        "verdict": found["verdict"],
+        "sentence": f"{words}: {said} ({updates} updates, {how}).",
+        "claimed": found["claimed"]["epsilon"],
+        "closed_form": _finite(found["epsilon_of_one_update"]),
+        "lower_bound": None,
+        "ceiling": None,
+        "trials": None,
+        "caveats": list(result["limitations"]),
+    }
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
 _SHORT = {
     "accounting": _accounting,
     "mechanism": _mechanism,
@@ -260,19 +289,9 @@ _SHORT = {
 }
 
 
-def _limitations(grid: Grid, cells: Sequence[Plain]) -> list[str]:
+def _limitations(grid: Grid | CapturedGrid, cells: Sequence[Plain]) -> list[str]:
     """Returns what holds of the audit as a whole, and then what holds of cells."""
-    plan = grid.plan
-    found = list(_GENERAL)
-    if plan.round == 0:
-        found.append(_UNTRAINED)
-    elif any(cell["kind"] == "line-up" for cell in cells):
-        found.append(_LINE_UPS_UNTRAINED)
-    if plan.setting is None and any(g.defense.mechanisms for g in grid.guards):
-        found.append(
-            "No federation was described: epsilon is that of the data set's published "
-            "one, or of the papers' MNIST."
-        )
+    found = [*_GENERAL, *grid.remarks(cells)]
     failed = [cell["name"] for cell in cells if cell["status"] == FAILED]
     if failed:
         found.append(f"Cells that failed say nothing: {'; '.join(failed)}.")

@@ -17,6 +17,7 @@ from typing import Any
 from gradaudit import files, machine
 from gradaudit.audit.asked import AuditPlan, changed
 from gradaudit.audit.assembled import assemble
+from gradaudit.audit.captured_grid import CapturedGrid
 from gradaudit.audit.cells import DONE, INTERRUPTED, finished, lost, run_task
 from gradaudit.audit.grid import Grid
 from gradaudit.audit.limits import Gates
@@ -126,7 +127,7 @@ def audit(
     machine.configure()
     plan = changed(plan or AuditPlan(), asked)
     spec = plan.spec()
-    grid = Grid.of(plan)
+    grid = Grid.of(plan) if plan.captured is None else CapturedGrid.of(plan)
     cells = grid.cells()
     folder = pathlib.Path(out or tempfile.mkdtemp(prefix="gradaudit-audit-"))
     with files.one_run_in(folder):
@@ -162,7 +163,7 @@ def _open(folder: pathlib.Path, spec: Spec, overwrite: bool, extend: bool) -> No
 
 
 def _run(
-    grid: Grid,
+    grid: Grid | CapturedGrid,
     cells: list[Plain],
     folder: pathlib.Path,
     gates: Gates,

@@ -185,7 +185,8 @@ def truths_of(
 ) -> list[Dataset]:
     """Returns each victim's private data: of one file, or of a folder of files.
 
-    In a folder they are named like the captured folder, or `client-NAME.npz`.
+    In a folder they are named like the captured folder (its place may be left out), or
+    `client-NAME.npz`.
     """
     if path.is_file():
         one = private_data(path, model)
@@ -193,7 +194,9 @@ def truths_of(
     require(path.is_dir(), f"there is no file or folder {path} with the truth")
     found = []
     for capture in captures:
-        names = [capture.folder.name, f"client-{capture.facts.client}"]
+        whole, place = capture.folder.name, capture.facts.place
+        names = [whole, whole.removesuffix(f"-{place}")]
+        names = list(dict.fromkeys([*names, f"client-{capture.facts.client}"]))
         files = [path / f"{name}.npz" for name in names]
         there = next((file for file in files if file.is_file()), None)
         require(

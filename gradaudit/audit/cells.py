@@ -17,7 +17,9 @@ from typing import Any
 
 from gradaudit import files, machine
 from gradaudit.audit.attack import attack
+from gradaudit.audit.captured_attack import attack_captured
 from gradaudit.audit.informed import line_up
+from gradaudit.audit.mechanism_check import mechanism_check
 from gradaudit.audit.sizes import gradient_norms
 from gradaudit.audit.train import train
 from gradaudit.data import CATALOGUE
@@ -83,7 +85,7 @@ def _run(cell: Plain, target: pathlib.Path, tell: Tell) -> Plain:
     status, error, result = DONE, None, None
     try:
         arguments = Spec(**cell["spec"]).call()
-        result = _KINDS[cell["kind"]](arguments, target, tell)
+        result = _COMMANDS[cell["spec"]["command"]](arguments, target, tell)
         if result.get("status") == INTERRUPTED:
             status = INTERRUPTED
     except KeyboardInterrupt:
@@ -167,6 +169,23 @@ def _attack(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
     return report | {"certificate": bounds and bounds["reconstruction"]}
 
 
+def _attack_captured(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
+    # Whoever has the truth has the pictures; without it nobody asked for them.
+    known = arguments["truth"] is not None
+    keep = folder if known else None
+    result = attack_captured(**arguments, pictures=known, keep=keep, progress=tell)
+    result.save(folder)
+    # A certificate would rest on what somebody else claims of the noise.
+    return result.to_dict() | {"certificate": None}
+
+
+def _check_captured(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
+    del tell
+    result = mechanism_check(**arguments)
+    result.save(folder)
+    return result.to_dict()
+
+
 def _line_up(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
     result = line_up(**arguments, progress=tell)
     result.save(folder)
@@ -210,11 +229,13 @@ def _training(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
     return result.to_dict()
 
 
-_KINDS: dict[str, Callable[[Plain, pathlib.Path, Tell], Plain]] = {
+_COMMANDS: dict[str, Callable[[Plain, pathlib.Path, Tell], Plain]] = {
     "attack": _attack,
+    "attack-captured": _attack_captured,
     "line-up": _line_up,
-    "mechanism": _mechanism,
+    "ldp-mechanism": _mechanism,
+    "captured-check": _check_captured,
     "accounting": _accounting,
     "norms": _norms,
-    "training": _training,
+    "train": _training,
 }

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,8 @@ Plain = dict[str, Any]
 STRONGEST = "strongest"  # the preset: whatever is known to be, for any threat
 INFORMED = "informed"  # its adversary picks out of candidates: a line-up
 _LONGEST = 48  # letters of a name inside a cell's id
+_UNTRAINED = "The networks are untrained: later rounds may leak less or more."
+_LINE_UPS_UNTRAINED = "Line-ups are played on untrained networks."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,11 @@ class Guard:
     def text(self) -> str:
         """How it was given."""
         return self.given if isinstance(self.given, str) else self.given.name
+
+    @property
+    def name(self) -> str:
+        """What the defense calls itself."""
+        return self.defense.name
 
     @property
     def idle(self) -> bool:
@@ -278,28 +285,55 @@ class Grid:
         threat: str = "",
         method: str = "",
     ) -> Plain:
-        for argument, value in spec.arguments.items():
-            said = next(_undescribed(value), None)
-            require(
-                said is None,
-                f"the cells of an audit are plain data, and {argument} is not: {said}",
+        return cell_of(kind, spec, data.text, guard.text, leakage, threat, method)
+
+    def remarks(self, cells: Sequence[Plain]) -> list[str]:
+        """Returns what holds of the audit as a whole."""
+        found = []
+        if self.plan.round == 0:
+            found.append(_UNTRAINED)
+        elif any(cell["kind"] == "line-up" for cell in cells):
+            found.append(_LINE_UPS_UNTRAINED)
+        if self.plan.setting is None and any(g.defense.mechanisms for g in self.guards):
+            found.append(
+                "No federation was described: epsilon is that of the data set's "
+                "published one, or of the papers' MNIST."
             )
-        where = [] if leakage is None else [f"type {leakage}", threat]
-        name = " · ".join([*(where or [kind]), guard.text, data.text])
-        labels = {
-            "kind": kind,
-            "name": name if method in ("", "line-up") else f"{name} · {method}",
-            "dataset": data.text,
-            "defense": guard.text,
-            "type": leakage,
-            "threat": threat,
-            "method": method,
-        }
-        whole = labels | {"spec": spec.plain()}
-        text = json.dumps(whole, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
-        words = [kind, *(str(leakage), threat) * (leakage is not None), guard.text]
-        return {"id": f"{_slug('-'.join(map(str, words)))}-{digest}", **whole}
+        return found
+
+
+def cell_of(
+    kind: str,
+    spec: Spec,
+    data: str,
+    guard: str,
+    leakage: int | None = None,
+    threat: str = "",
+    method: str = "",
+) -> Plain:
+    """Returns a cell as plain data: its id follows from what it does."""
+    for argument, value in spec.arguments.items():
+        said = next(_undescribed(value), None)
+        require(
+            said is None,
+            f"the cells of an audit are plain data, and {argument} is not: {said}",
+        )
+    where = [] if leakage is None else [f"type {leakage}", threat]
+    name = " · ".join([*(where or [kind]), guard, data])
+    labels = {
+        "kind": kind,
+        "name": name if method in ("", "line-up") else f"{name} · {method}",
+        "dataset": data,
+        "defense": guard,
+        "type": leakage,
+        "threat": threat,
+        "method": method,
+    }
+    whole = labels | {"spec": spec.plain()}
+    text = json.dumps(whole, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+    words = [kind, *(str(leakage), threat) * (leakage is not None), guard]
+    return {"id": f"{_slug('-'.join(map(str, words)))}-{digest}", **whole}
 
 
 def _undescribed(value: Any) -> Iterator[str]:

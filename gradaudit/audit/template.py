@@ -22,6 +22,10 @@ types = [2, 1, 0]
 threats = ["curious", "aware", "informed"]
 attacks = []  # [] = the strongest of each threat; see `gradaudit list attacks`
 
+# [captured]            # updates of your own system, instead of simulated ones: then
+# folder = "recorded"   # leave out datasets, defenses and types, and say the model
+# truth = "truth"       # the clients' examples, if you have them (docs/own-system.md)
+
 [attack]
 victims = 8          # of each cell; more make the intervals narrower
 # draws = 4          # networks, victims dealt over them

@@ -17,6 +17,7 @@ from gradaudit.cli import (
     ldp,
     line_up,
     listing,
+    model,
     report,
     run,
     train,
@@ -48,6 +49,7 @@ app.add_typer(bench.app, name="bench")
 app.command("account", epilog=account.EPILOG)(account.account)
 app.command("ldp", epilog=ldp.EPILOG)(ldp.ldp)
 app.add_typer(captured.app, name="captured")
+app.add_typer(model.app, name="model")
 app.command("line-up", epilog=line_up.EPILOG)(line_up.line_up)
 app.command("calibrate", epilog=calibrate.EPILOG)(calibrate.calibrate)
 

@@ -25,6 +25,8 @@ gradaudit audit --dataset mnist --defense none --defense fed-cdp:clip=4,sigma=6
 
 gradaudit audit audit.toml --on dask:tcp://scheduler:8786
 
+gradaudit audit --captured recorded/ --model net.py:build --truth truth/
+
 Exit codes: 0 done (gates held), 1 a gate is broken, 2 bad input, 3 inconclusive (a gate
 can't be decided, or a cell failed), 70 a bug, 130 interrupted (the report covers what
 was done; the same command goes on).
@@ -51,6 +53,19 @@ InitFile = Annotated[
     typer.Argument(
         metavar="[NEW.toml]", help=f"With init: the file ({_FILE}).", show_default=False
     ),
+]
+Captured = Annotated[
+    str | None,
+    _of(
+        _GRID,
+        "Updates of your own system: a folder of recordings, or one of such folders "
+        "for each run (docs/own-system.md).",
+        "--captured",
+    ),
+]
+Truth = Annotated[
+    str | None,
+    _of(_GRID, "With --captured: the clients' examples, .npz or a folder.", "--truth"),
 ]
 Datasets = Annotated[
     list[str] | None,
@@ -135,6 +150,8 @@ def audit(
     context: typer.Context,
     asked: Asked = None,
     new_file: InitFile = None,
+    captured: Captured = None,
+    truth: Truth = None,
     datasets: Datasets = None,
     model: Model = None,
     defenses: Defenses = None,
@@ -176,7 +193,8 @@ def audit(
     what is missing.
     """
     given = {
-        "title": title, "datasets": datasets, "model": model, "defenses": defenses,
+        "title": title, "captured": captured, "truth": truth, "datasets": datasets,
+        "model": model, "defenses": defenses,
         "types": types, "threats": threats, "attacks": attacks, "victims": victims,
         "draws": draws, "batch_size": batch_size, "local_steps": local_steps,
         "round": round_, "iterations": iterations, "restarts": restarts,

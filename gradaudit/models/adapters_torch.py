@@ -56,6 +56,7 @@ class Entry:
 class TorchNetwork:
     """A module as a pure function; equal only to itself."""
 
+    module: Any  # a copy of torch's, in evaluation: what it is compared with
     call: Callable[..., Any]  # (states, inputs) -> logits, in evaluation
     train_call: Callable[..., Any] | None  # the same in training, if that differs
     entries: tuple[Entry, ...]
@@ -81,12 +82,12 @@ class TorchNetwork:
 
     def apply(self, variables: Any, inputs: jax.Array) -> Any:
         """Returns the logits, (batch, outputs)."""
-        return self.call(self._states(variables), self._given(inputs))
+        return self.call(self._states(variables), self.given(inputs))
 
     def train(self, variables: Any, inputs: jax.Array) -> tuple[Any, PyTree]:
         """Returns the logits in training; the statistics stay as they were."""
         call = self.train_call or self.call
-        logits = call(self._states(variables), self._given(inputs))
+        logits = call(self._states(variables), self.given(inputs))
         return logits, {k: v for k, v in variables.items() if k != "params"}
 
     def arrange(
@@ -141,7 +142,8 @@ class TorchNetwork:
         statistics = variables.get(STATISTICS, {})
         return states | {name: statistics[name] for name in self.buffers}
 
-    def _given(self, inputs: jax.Array) -> jax.Array:
+    def given(self, inputs: jax.Array) -> jax.Array:
+        """Returns inputs as the module reads them."""
         if self.mean:
             mean, deviation = (
                 jnp.asarray(values, inputs.dtype)
@@ -164,6 +166,7 @@ def from_torch(
     channels_first: bool = True,
     output_layer: str | None = None,
     input_layer: str | None = None,
+    alone: bool | None = None,
 ) -> Model:
     """Makes a torch module a Model; logits and gradients are torch's.
 
@@ -183,6 +186,8 @@ def from_torch(
       channels_first: whether inputs of three axes are images with channels first.
       output_layer: the dense layer that makes the logits; found by default.
       input_layer: a dense layer that reads the input itself; found by default.
+      alone: compute one victim after the other on CPU (see `Model.alone`); by default
+        if the module has convolutions. `gradaudit model check` measures both.
     """
     torch, torchax = _libraries()
     require(
@@ -193,10 +198,12 @@ def from_torch(
     images = channels_first and len(shape) == 3
     quiet = copy.deepcopy(module).eval()
     _check_training(torch, quiet, training)
+    _check_inputs(torch, quiet, shape)
     parts = _parts(torch, quiet)
     scaled = _scaling(mean, std, shape[0] if images else 1)
-    coupled = training and _normalises(torch, quiet)
+    coupled = training and _has(torch, quiet, "batchnorm._BatchNorm")
     network = TorchNetwork(
+        module=quiet,
         call=_call(torchax, quiet),
         train_call=_call(torchax, copy.deepcopy(quiet).train()) if coupled else None,
         draw=_drawer(torch, quiet) if redraw else None,
@@ -212,6 +219,7 @@ def from_torch(
         classes,
         coupled=coupled,
         drawn=redraw,
+        alone=_has(torch, quiet, "conv._ConvNd") if alone is None else alone,
     )
     model = with_loss(model, loss)
     turned = (shape[0], *shape[1:]) if images else None
@@ -241,7 +249,7 @@ def _libraries() -> tuple[Any, Any]:
         import torchax
     except ImportError as error:
         raise InputError(
-            f"from_torch needs torch and torchax ({error}): pip install --pre "
+            f"from_torch needs torch and torchax ({error}): pip install "
             "'gradaudit[torch]'"
         ) from None
     return torch, torchax
@@ -302,9 +310,30 @@ def _check_training(torch: Any, module: Any, training: bool) -> None:
     )
 
 
-def _normalises(torch: Any, module: Any) -> bool:
-    kind = torch.nn.modules.batchnorm._BatchNorm
-    return any(isinstance(part, kind) for part in module.modules())
+def _check_inputs(torch: Any, module: Any, shape: tuple[int, ...]) -> None:
+    """Raises in words if the module does not take numbers of this shape."""
+    try:
+        with torch.no_grad():
+            module(torch.rand(2, *shape))
+    except Exception as error:  # whatever the user's module raises
+        if _has(torch, module, "sparse.Embedding"):
+            raise InputError(
+                "the module reads whole numbers (an embedding): an attack moves its "
+                "guess in small steps, and between tokens there are none. Give the "
+                "part after the embedding, whose inputs are vectors"
+            ) from None
+        said = next(iter(str(error).strip().splitlines()), "")
+        raise InputError(
+            f"the module does not take a batch of inputs of shape {shape}: "
+            f"{type(error).__name__}: {said}; check input_shape, as torch reads it"
+        ) from None
+
+
+def _has(torch: Any, module: Any, kind: str) -> bool:
+    """Whether a part of the module is of this kind of torch.nn.modules."""
+    file, _, name = kind.partition(".")
+    wanted = getattr(getattr(torch.nn.modules, file), name)
+    return any(isinstance(part, wanted) for part in module.modules())
 
 
 def _drawer(torch: Any, module: Any) -> Callable[[int], Mapping[str, NDArray[Any]]]:

@@ -105,6 +105,9 @@ class Model:
     example_loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
     coupled: bool = False  # the network is a CoupledNetwork
     drawn: bool = True  # `init` draws; else it returns weights that are given
+    # On CPU one victim after the other is faster than several side by side: a
+    # convolution that is not ours becomes a grouped one there, ten times slower.
+    alone: bool = False
     signed_features: bool = False  # what the output layer reads may be negative
     patches: Patches | None = None
     columns: tuple[Column, ...] = ()  # of the tables it reads, where that is known

@@ -150,7 +150,7 @@ def _verdict_word(head: Plain) -> str:
 
 def _public(cells: Sequence[Plain], include: bool) -> tuple[list[Plain], list[str]]:
     """Returns the cells whose pictures may be shown, and what is said of the others."""
-    images = [c for c in cells if len(c["dataset"]["shape"]) == 3]
+    images = [c for c in cells if len(c["dataset"]["shape"]) == 3 and c["metrics"]]
     shown = [c for c in images if include or c["dataset"]["public"]]
     hidden = dict.fromkeys(c["dataset"]["text"] for c in images if c not in shown)
     return shown, [_withheld(name) for name in hidden]
@@ -319,7 +319,8 @@ def _result(saved: Saved, include: bool) -> Plain:
 def _one_verdict(document: Plain) -> Plain | None:
     """Returns the verdict on one attack or line-up; the others have none."""
     command = document["spec"]["command"]
-    kinds = {"attack": "attack", "attack-gate": "attack", "line-up": "line-up"}
+    kinds = dict.fromkeys(("attack", "attack-gate", "attack-captured"), "attack")
+    kinds["line-up"] = "line-up"
     if command not in kinds:
         return None
     cell = {

@@ -76,6 +76,8 @@ def beats(successes: int, trials: int, guess: float) -> bool:
 
 
 def _of_attack(cell: Plain, result: Plain) -> Plain:
+    if "determined" in result["metrics"]:
+        return _of_unseen(cell, result)
     asr, asked = result["metrics"]["asr"], result["victims"]["asked"]
     rate = {key: asr[key] for key in ("value", "low", "high", "interval")}
     guess = asr["guess"] or 0.0
@@ -113,6 +115,24 @@ def _of_attack(cell: Plain, result: Plain) -> Plain:
         f"tried.{more}"
     )
     return _verdict(UNSHOWN, said, rate, guess, bound, tried)
+
+
+def _of_unseen(cell: Plain, result: Plain) -> Plain:
+    """Of captured updates without a truth: what they determine leaks."""
+    found, asked = result["metrics"]["determined"], result["victims"]["asked"]
+    rate = {key: found[key] for key in ("value", "low", "high", "interval")}
+    won = sum(row["determined"] for row in result["metrics"]["updates"])
+    tried = (
+        f"{cell['method']}, {cell['threat']}, {result['about']['restarts']} starts, "
+        f"{asked} updates"
+    )
+    said = (
+        f"{won} of {asked} updates determine what they are of (an answer explains all "
+        f"but {found['unexplained_at_most']:.0%}, and independent starts agree on it): "
+        f"{in_words(rate)}; nobody compared it with the private data"
+    )
+    kind = LEAKS if won else UNSHOWN
+    return _verdict(kind, f"{said}.", rate, 0.0, None, tried)
 
 
 def _of_line_up(cell: Plain, result: Plain) -> Plain:
@@ -256,7 +276,10 @@ def claims_of(
             else "No finite epsilon holds."
         )
         found.append(f"{said} {reasons} {ending}")
-    if mechanism is not None:
+    if mechanism is not None and "findings" in mechanism.get("metrics", {}):
+        findings = mechanism["metrics"]["findings"]
+        found += [f"{_up(each['sentence'])}." for each in findings if each["against"]]
+    elif mechanism is not None:
         result = mechanism["result"]
         bound, exact = result["lower_bound"], result["closed_form"]
         # Above what the parts themselves amount to: then it is not what they say.
@@ -266,6 +289,10 @@ def claims_of(
                 f">= {bound:.2f} where it amounts to {exact:.2f}."
             )
     return found
+
+
+def _up(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _number(value: float | str) -> str:

@@ -47,8 +47,8 @@ def nothing_runs(monkeypatch, but=()):
     def run(*_):
         pytest.fail("a finished cell was run again")
 
-    for kind in set(audit_cells._KINDS) - set(but):
-        monkeypatch.setitem(audit_cells._KINDS, kind, run)
+    for kind in set(audit_cells._COMMANDS) - set(but):
+        monkeypatch.setitem(audit_cells._COMMANDS, kind, run)
 
 
 def test_the_document_is_of_its_schema_and_on_the_disk(done):
@@ -122,14 +122,14 @@ def test_another_audit_is_refused_and_can_extend(done, monkeypatch):
     other = SMALL | {"defenses": [*SMALL["defenses"], PRUNE], "threats": ["curious"]}
     with pytest.raises(InputError, match="--overwrite"):
         ga.audit(**other, out=done.folder)
-    attack, ran = audit_cells._KINDS["attack"], []
+    attack, ran = audit_cells._COMMANDS["attack"], []
     nothing_runs(monkeypatch, but=["norms"])
 
     def counted(arguments, *more):
         ran.append(arguments["defense"])
         return attack(arguments, *more)
 
-    monkeypatch.setitem(audit_cells._KINDS, "attack", counted)
+    monkeypatch.setitem(audit_cells._COMMANDS, "attack", counted)
     wider = ga.audit(**other, out=done.folder, extend=True)
     assert ran == [PRUNE] and wider.to_dict()["status"] == "done"
     monkeypatch.undo()
@@ -177,13 +177,13 @@ def test_ctrl_c_leaves_a_valid_report_and_the_rest_is_run_later(tmp_path, monkey
     asked = SMALL | PLAIN | {"defenses": ["none", PRUNE, "fed-cdp"]}
     ran = []
 
-    def once(arguments, folder, tell, attack=audit_cells._KINDS["attack"]):
+    def once(arguments, folder, tell, attack=audit_cells._COMMANDS["attack"]):
         ran.append(arguments["defense"])
         if len(ran) == 2:
             raise KeyboardInterrupt
         return attack(arguments, folder, tell)
 
-    monkeypatch.setitem(audit_cells._KINDS, "attack", once)
+    monkeypatch.setitem(audit_cells._COMMANDS, "attack", once)
     result = ga.audit(**asked, out=tmp_path)
     assert result.interrupted and result.exit_code == 130
     document = result.to_dict()

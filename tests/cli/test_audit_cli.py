@@ -64,7 +64,7 @@ def test_interrupted_is_130(folder, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(audit_cells._KINDS, "attack", stop)
+    monkeypatch.setitem(audit_cells._COMMANDS, "attack", stop)
     words = [*WORDS, *OPEN, "--seed", "5", "--out", folder, "--extend"]
     done = invoke(*words)
     assert done.exit_code == 130 and "the same command goes on" in done.stderr

@@ -1,6 +1,7 @@
 """Your own model: flax, losses, files; layers are found by what they do."""
 
 import dataclasses
+import json
 import pathlib
 
 import jax
@@ -10,20 +11,24 @@ import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
+from typer.testing import CliRunner
 
 import gradaudit as ga
 from gradaudit.attacks.labels import FromBias, LastLayer
 from gradaudit.audit.captured import arranged
+from gradaudit.cli.app import app
 from gradaudit.data import load_dataset
 from gradaudit.errors import InputError
 from gradaudit.models import build_model, from_flax, from_function
 from gradaudit.models.adapters import model_for
+from gradaudit.models.check import Said, check_model
 from gradaudit.models.end_layers import found_layers
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.losses import LOSSES, with_loss
 from gradaudit.types import Observation
 
 SHAPE, CLASSES = (4, 4, 1), 3
+MODEL = build_model("mlp", SHAPE, CLASSES)
 
 
 class Linen(nn.Module):
@@ -244,3 +249,32 @@ def test_a_model_of_a_file_is_attacked_and_repeated(tmp_path):
     found = ga.attack(method="analytic", dataset=data, model=f"{path}:build", victims=2)
     assert found.asr.value == 1.0
     assert str(path) in found.spec.sources
+
+
+def test_a_model_of_our_own_is_checked_without_torch():
+    """Without another framework what attacks need is looked at: derivatives."""
+    found = {line.what: line for line in check_model(MODEL, timed=False)}
+    assert {line.said for line in found.values()} == {Said.GOOD}
+    assert "no other framework" in found["compared"].words
+
+
+def steps(params, inputs):
+    """Has no derivative in its inputs: nothing can follow it."""
+    return jnp.sign(inputs.reshape(len(inputs), -1)) @ params["w"]["kernel"]
+
+
+def test_a_model_that_no_search_can_follow_is_found_out():
+    model = from_function(steps, drawn(CLASSES), SHAPE, CLASSES)
+    found = {line.what: line for line in check_model(model, timed=False)}
+    assert found["second derivative"].said is Said.BAD
+    assert found["output layer"].said is Said.NOTE
+
+
+def test_the_check_is_a_command(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("from gradaudit.models import build_model\n" + FILES["one"])
+    ran = CliRunner().invoke(app, ["model", "check", f"{path}:build", "--json"])
+    rows = json.loads(ran.stdout)
+    assert ran.exit_code == 0 and rows[0]["what"] == "model"
+    wrong = CliRunner().invoke(app, ["model", "check", str(tmp_path / "none.py")])
+    assert wrong.exit_code == 2 and "no file" in wrong.stderr

@@ -1,0 +1,269 @@
+"""The grid of an audit of captured updates: a column for each run of your system.
+
+A folder of recordings is a run; a folder of such folders is one run each, named like
+them. `none` beside others is the control. An adversary reads what was recorded at its
+place; an aware one also knows the defense, as the sidecars claim it.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gradaudit import files
+from gradaudit.attacks import presets as attack_presets
+from gradaudit.attacks.base import Attack
+from gradaudit.audit.asked import AuditPlan
+from gradaudit.audit.capture import Capture, find, read_capture
+from gradaudit.audit.captured_scenario import UNKNOWN
+from gradaudit.audit.grid import INFORMED, STRONGEST, cell_of
+from gradaudit.audit.mechanism_check import Claim
+from gradaudit.audit.threat import Threat
+from gradaudit.defenses.base import Defense, defend
+from gradaudit.defenses.clipping import Clip, Scope
+from gradaudit.defenses.noise import plain_gaussian, plain_laplace
+from gradaudit.defenses.schedules import Constant
+from gradaudit.errors import require
+from gradaudit.models.adapters import model_for
+from gradaudit.models.model import Model
+from gradaudit.record import PLACES
+from gradaudit.spec import Spec
+from gradaudit.types import Leakage
+
+Plain = dict[str, Any]
+CONTROL = "none"
+# What the recordings decide themselves.
+_DECIDED = (
+    "datasets", "defenses", "types", "draws", "batch_size", "local_steps", "round",
+    "candidates", "looks", "line_ups", "mechanism_trials", "setting", "delta",
+    "train_rounds",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The recordings of one run of the system, under one claim."""
+
+    text: str
+    folder: pathlib.Path
+    claim: Plain | None
+    places: tuple[str, ...]  # that an adversary reads
+    updates: int
+
+    @property
+    def name(self) -> str:
+        """What the defense calls itself."""
+        return str((self.claim or {}).get("mechanism") or self.text)
+
+    def told(self, place: str) -> Defense | None:
+        """Returns the defense as it was set up, to who knows it; None if unknown.
+
+        What was typed as its sensitivity scales the noise, whatever that claims.
+        """
+        claim = self.claim or {}
+        said = Claim.of(claim)
+        clip = None if place == "aggregate" else said.clip
+        noise = said.noise_std
+        if claim.get("sensitivity") and claim.get("epsilon"):
+            noise = Claim.of({**claim, "clip": claim["sensitivity"]}).noise_std
+        parts: list[Any] = [Clip(Constant(clip), Scope.GLOBAL)] if clip else []
+        if noise:
+            laplace = said.law == "laplace"
+            parts += [
+                plain_laplace(noise / math.sqrt(2))
+                if laplace
+                else plain_gaussian(noise)
+            ]
+        return defend(self.name, update=tuple(parts)) if parts else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Updates:
+    """What the updates are of, as far as the model tells."""
+
+    text: str
+    model: Model
+    examples: int
+
+    def plain(self) -> Plain:
+        """Returns what audit.json says of it."""
+        return {
+            "text": self.text,
+            "name": UNKNOWN,
+            "public": False,
+            "shape": list(self.model.input_shape),
+            "classes": self.model.classes,
+            "examples": self.examples,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedGrid:
+    """A plan whose recordings were all read: what can be refused has been."""
+
+    plan: AuditPlan
+    data: tuple[Updates, ...]
+    guards: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, plan: AuditPlan) -> "CapturedGrid":
+        """Reads every recording of a plan; raises in words for what can't work."""
+        usual = {field.name: field.default for field in dataclasses.fields(plan)}
+        for name in _DECIDED:
+            require(
+                getattr(plan, name) == usual[name],
+                f"an audit of captured updates can't choose {name}: what was recorded "
+                "decides it; leave it out",
+            )
+        folder = pathlib.Path(plan.captured or "")
+        require(
+            plan.model is not None,
+            "captured updates need the client's model: --model path/to/file.py:build",
+        )
+        runs = tuple(_run(*each) for each in _runs(folder))
+        model = model_for(plan.model) if isinstance(plan.model, str) else plan.model
+        assert model is not None
+        updates = Updates(str(folder), model, sum(run.updates for run in runs))
+        grid = cls(plan, (updates,), runs)
+        require(
+            bool(grid.threats),
+            "captured updates are read by curious and aware adversaries; line-ups of "
+            "your candidates: gradaudit attack --captured ... --candidates",
+        )
+        for threat in grid.threats:
+            for method in grid.attacks:
+                attack = method
+                if isinstance(method, str):
+                    attack = attack_presets.parse(
+                        method, plan.iterations, plan.restarts
+                    )
+                assert isinstance(attack, Attack)
+                Threat.parse(threat, Leakage.CLIENT).check(attack)
+        return grid
+
+    @property
+    def threats(self) -> tuple[str, ...]:
+        """Those of the plan that need no candidates."""
+        return tuple(
+            threat
+            for threat in self.plan.threats
+            if threat.partition("+")[0].strip() != INFORMED
+        )
+
+    @property
+    def attacks(self) -> tuple[str | Attack, ...]:
+        """Those of the plan; the strongest by default."""
+        return self.plan.attacks or (STRONGEST,)
+
+    def is_control(self, run: Run) -> bool:
+        """Returns whether it is only there to show that the attacks work."""
+        return run.text == CONTROL and len(self.guards) > 1
+
+    def cells(self) -> list[Plain]:
+        """Returns every cell; one with a `same_as` is that other cell."""
+        checks = [self._check(run) | {"same_as": None} for run in self.guards]
+        return checks + [cell for run in self.guards for cell in self._attacks(run)]
+
+    def _check(self, run: Run) -> Plain:
+        spec = _of_folders("captured-check", captured=str(run.folder))
+        return cell_of("mechanism", spec, self.data[0].text, run.text)
+
+    def _attacks(self, run: Run) -> Iterator[Plain]:
+        plan = self.plan
+        for place in run.places:
+            for method in self.attacks:
+                first: dict[str, str] = {}  # what is known -> who was asked
+                for threat in self.threats:
+                    told = run.told(place) if threat.startswith("aware") else None
+                    spec = _of_folders(
+                        "attack-captured", captured=str(run.folder), model=plan.model,
+                        truth=_truth(plan, run), method=method,
+                        defense="none" if told is None else told, threat=threat,
+                        place=place, victims=plan.victims, iterations=plan.iterations,
+                        restarts=plan.restarts, success_rmse=plan.success_rmse,
+                        seed=plan.seed,
+                    )  # fmt: skip
+                    label = method if isinstance(method, str) else type(method).__name__
+                    cell = cell_of(
+                        *("attack", spec, f"{self.data[0].text} ({place})", run.text),
+                        *(PLACES[place], threat, label),
+                    )
+                    cell["dataset"] = self.data[0].text
+                    known = threat if told else threat.replace("aware", "curious")
+                    same = first.setdefault(known, cell["id"])
+                    yield cell | {"same_as": None if same == cell["id"] else same}
+
+    def remarks(self, cells: Sequence[Plain]) -> list[str]:
+        """Returns what holds of the audit as a whole."""
+        del cells
+        found = [
+            "Only what was recorded was attacked: other rounds, clients and batches "
+            "may leak less or more.",
+            "An aware adversary takes the defense to be what was recorded as claimed.",
+        ]
+        if self.plan.truth is None:
+            found.append(
+                "No truth was given: 'determined' means that independent starts agree "
+                "on an answer that explains what was sent."
+            )
+        return found
+
+
+def _runs(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
+    """Returns the runs in a folder by name: its folders of recordings, or itself."""
+    recordings = find(folder)
+    inside = sorted({path.relative_to(folder).parts[:1] for path in recordings})
+    direct = [path for path in recordings if path.parent == folder or path == folder]
+    if direct:
+        require(
+            len(direct) == len(recordings),
+            f"{folder} holds recordings ({direct[0].name}, ...) and folders of them: "
+            "give each run a folder of its own",
+        )
+        return [(folder.resolve().name, folder)]
+    return [(parts[0], folder / parts[0]) for parts in inside]
+
+
+def _run(name: str, folder: pathlib.Path) -> Run:
+    captures = [read_capture(path) for path in find(folder)]
+    places = {capture.facts.place for capture in captures}
+    # Whoever reads what was sent does not see it before the defense.
+    read = [place for place in PLACES if place in places - {"raw"}] or ["raw"]
+    claims = [dict(c.facts.claim) for c in captures if c.facts.claim]
+    require(
+        all(claim == claims[0] for claim in claims),
+        f"the updates in {folder} make different claims: give each a folder of its own",
+    )
+    return Run(
+        name, folder, claims[0] if claims else None, tuple(read), _examples(captures)
+    )
+
+
+def _examples(captures: Sequence[Capture]) -> int:
+    sent = [capture for capture in captures if capture.facts.place != "raw"]
+    return sum(
+        (c.facts.batch_size or 1) * (c.facts.local_steps or 1) for c in sent or captures
+    )
+
+
+def _truth(plan: AuditPlan, run: Run) -> str | None:
+    """Returns the truth of a run: of its own folder, or of all."""
+    if plan.truth is None:
+        return None
+    own = pathlib.Path(plan.truth) / run.text
+    return str(own if own.is_dir() else plan.truth)
+
+
+def _of_folders(command: str, **arguments: Any) -> Spec:
+    """Returns a spec that also keeps what is in the folders: they may be recorded anew.
+
+    So that an audit never shows figures of updates that are no longer there.
+    """
+    spec = Spec.of(command, **arguments)
+    found = {
+        path: files.digest(pathlib.Path(path))
+        for path in (arguments[n] for n in ("captured", "truth") if n in arguments)
+        if path is not None
+    }
+    return dataclasses.replace(spec, sources={**spec.sources, **found})
