@@ -1,5 +1,6 @@
 """What every command shares: consoles, progress, exit codes, clean JSON."""
 
+import _thread
 import codecs
 import contextlib
 import enum
@@ -11,6 +12,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
@@ -253,7 +255,11 @@ def _keep_traceback() -> str:
 
 @contextlib.contextmanager
 def _termination_is_an_interrupt() -> Iterator[None]:
-    """SIGTERM ends a run like Ctrl-C: what there is gets written."""
+    """SIGTERM ends a run like Ctrl-C: what there is gets written.
+
+    Python drops what a handler raises inside a destructor or a callback of the garbage
+    collector, as jax has one: such an interrupt comes again a moment later.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -263,9 +269,21 @@ def _termination_is_an_interrupt() -> Iterator[None]:
     except ValueError:  # not the main thread: whoever runs us decides
         yield
         return
+    others = sys.unraisablehook
+
+    def dropped(what: "sys.UnraisableHookArgs") -> None:
+        if isinstance(what.exc_value, KeyboardInterrupt):
+            again = threading.Timer(0.05, _thread.interrupt_main, [signal.SIGTERM])
+            again.daemon = True
+            again.start()
+        else:
+            others(what)
+
+    sys.unraisablehook = dropped
     try:
         yield
     finally:
+        sys.unraisablehook = others
         signal.signal(signal.SIGTERM, before)
 
 

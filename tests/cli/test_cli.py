@@ -1,10 +1,14 @@
 """The program as a person meets it: help, version, lists, and errors in one line."""
 
+import gc
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 import typer
@@ -237,6 +241,27 @@ def test_every_command_ends_with_its_code_and_words(
     for file in crashes:
         assert "RuntimeError: planted" in file.read_text()
         assert str(file) in done.stderr.replace("\n", "")
+
+
+def test_a_signal_inside_the_garbage_collector_is_not_lost(capsys):
+    """Python drops what a handler raises there, and the run would go on."""
+    sent = []
+
+    def collecting(phase, info):
+        if not sent:
+            sent.append(phase)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    gc.callbacks.append(collecting)
+    try:
+        with pytest.raises(typer.Exit) as end, console.errors_in_words():
+            gc.collect()
+            for _ in range(300):
+                time.sleep(0.01)
+    finally:
+        gc.callbacks.remove(collecting)
+    assert sent and end.value.exit_code == 130
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_no_command_is_left_out_of_the_exit_codes():

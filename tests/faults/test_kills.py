@@ -1,5 +1,6 @@
 """Runs that are killed, ended and starved: afterwards the numbers are the same."""
 
+import functools
 import json
 import os
 import pathlib
@@ -23,7 +24,7 @@ from tests.faults.commands import (
     started,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a busy machine
 
 # kill -9 and SIGTERM, how often each: 32 random moments.
 KILLS = {"attack": (8, 4), "train": (4, 3), "ldp": (2, 3), "line-up": (0, 2)}
@@ -38,16 +39,18 @@ def test_there_are_enough_cases():
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Every command's result, and how long it takes when it is compiled already."""
-    found = {}
-    for name, words in SMALL.items():
+    """A command's result, and how long it takes when it is compiled already."""
+
+    @functools.cache
+    def of(name):
         for again in ("first", "second"):
             folder = tmp_path_factory.mktemp(f"{name}-{again}")
             began = time.monotonic()
-            code, said = ran(words, folder)
+            code, said = ran(SMALL[name], folder)
             assert code == 0, said
-        found[name] = essence(folder), time.monotonic() - began
-    return found
+        return essence(folder), time.monotonic() - began
+
+    return of
 
 
 def signalled(words, folder, number, after):
@@ -71,7 +74,7 @@ def until(condition, limit=120):
 def test_after_any_end_the_same_command_goes_on_to_the_same_result(
     name, undisturbed, tmp_path
 ):
-    expected, seconds = undisturbed[name]
+    expected, seconds = undisturbed(name)
     kills, terms = KILLS[name]
     moments = random.Random(f"moments of {name}")
     numbers = [signal.SIGKILL] * kills + [signal.SIGTERM] * terms
@@ -80,7 +83,10 @@ def test_after_any_end_the_same_command_goes_on_to_the_same_result(
         after = moments.uniform(0.2, 1.1) * seconds
         after *= 1.0 if number == signal.SIGKILL else 0.6  # from the lock on
         code, said = signalled(SMALL[name], tmp_path, number, after)
-        assert code in (0, 130, -signal.SIGKILL), said
+        if code == -signal.SIGTERM:  # all was written, Python itself was ending
+            assert "written to" in said
+        else:
+            assert code in (0, 130, -signal.SIGKILL), said
         assert number == signal.SIGKILL or code != -signal.SIGKILL
         print(f"{name}: {number.name} after {after:.2f} s: exit {code}")
         for path in tmp_path.glob("*.json"):
@@ -128,7 +134,7 @@ def test_two_runs_in_one_folder(tmp_path, undisturbed):
         assert code == 2 and f"process {first.pid}" in said
     code, said = finished(first)
     assert code == 0, said
-    assert essence(tmp_path) == undisturbed["attack"][0]
+    assert essence(tmp_path) == undisturbed("attack")[0]
 
 
 def tiny_files():
