@@ -322,6 +322,7 @@ def test_an_observation_has_no_room_for_the_truth():
         "leakage",
         "training",
         "told",  # the defense, to an aware adversary
+        "others",  # observations like this one: further looks
     }
     described = {field.name for field in dataclasses.fields(LocalTraining)}
     assert described == {"batch_size", "local_steps", "learning_rate", "optimizer"}

@@ -38,7 +38,7 @@ def started(words, folder, environment=None, before=(), **more):
     )
 
 
-def finished(process, limit=300):
+def finished(process, limit=900):
     """Waits for the end; returns the exit code and what was said."""
     out, err = process.communicate(timeout=limit)
     assert "Traceback" not in err and "Segmentation" not in err, err

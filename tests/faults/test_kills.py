@@ -24,7 +24,7 @@ from tests.faults.commands import (
     started,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a busy machine
 
 # kill -9 and SIGTERM, how often each: 32 random moments.
 KILLS = {"attack": (8, 4), "train": (4, 3), "ldp": (2, 3), "line-up": (0, 2)}
