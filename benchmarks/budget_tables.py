@@ -15,7 +15,6 @@ from gradaudit.benchmarks.clipping_tables import (
     bounded,
     central,
     central_sets,
-    decaying,
     differences,
     unique,
 )
@@ -39,6 +38,7 @@ from gradaudit.benchmarks.training_cells import (
     federated,
     federated_sets,
     sizes,
+    under,
 )
 from gradaudit.privacy import gaussian, spend
 from gradaudit.privacy.calibrate import exhausted_at, first_reaching
@@ -90,7 +90,8 @@ def _stated(policy: str, method: str) -> Cell:
 def _policy(
     name: str, policy: str, reading: Semantics, scale: Scale, seed: int
 ) -> Cell:
-    return federated(name, decaying(name, reading, scale, policy), scale, seed)
+    text = under("fed-alpha-cdp-sigma", sizes(name, scale), reading, policy)
+    return federated(name, text, scale, seed)
 
 
 def decay_cells(scale: Scale, seed: int) -> list[Cell]:

@@ -8,7 +8,7 @@ the papers' accounting has.
 
 import math
 
-from gradaudit.benchmarks.clients_table import accuracy, defense_of
+from gradaudit.benchmarks.clients_table import accuracy
 from gradaudit.benchmarks.papers import published
 from gradaudit.benchmarks.suite import (
     Benchmark,
@@ -20,6 +20,7 @@ from gradaudit.benchmarks.suite import (
     Table,
 )
 from gradaudit.benchmarks.training_cells import (
+    ADAPTIVE,
     Semantics,
     central_batch,
     central_steps,
@@ -28,6 +29,7 @@ from gradaudit.benchmarks.training_cells import (
     federated_sets,
     noised,
     sizes,
+    under,
 )
 
 FEDERATED = ("fed-sdp", "fed-cdp", "fed-alpha-cdp")
@@ -254,32 +256,10 @@ def noise_tables(measured: Measured, scale: Scale) -> list[Table]:
     return made
 
 
-ADAPTIVE = ("quantile-clip", "adaclip")
-
-
 def _adaptive(
     method: str, name: str, reading: Semantics, scale: Scale, seed: int
 ) -> Cell:
-    """Their noise is drawn per example: a lot's is that of B K draws."""
-    setting = sizes(name, scale)
-    if method not in ADAPTIVE:
-        return federated(name, decaying(name, reading, scale), scale, seed)
-    lot = math.sqrt(setting.batch_size * setting.clients_per_round)
-    text = method if reading is Semantics.WRITTEN else f"{method}:sigma={6 / lot:.6g}"
-    return federated(name, text, scale, seed)
-
-
-def decaying(
-    name: str, reading: Semantics, scale: Scale, policy: str = "exponential"
-) -> str:
-    """Returns Fed-alphaCDP[sigma] with 15 -> 4.85 under a reading."""
-    setting = sizes(name, scale)
-    text = defense_of("fed-alpha-cdp-sigma", setting)
-    text += "" if policy == "exponential" else f",policy={policy}"
-    if reading is Semantics.WRITTEN:
-        return text
-    lot = math.sqrt(setting.clients_per_round)
-    return f"{text},start={15 / lot:.6g},end={4.85 / lot:.6g},noise_at=batch"
+    return federated(name, under(method, sizes(name, scale), reading), scale, seed)
 
 
 def adaptive_cells(scale: Scale, seed: int) -> list[Cell]:

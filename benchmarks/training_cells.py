@@ -34,12 +34,14 @@ _SIZES: dict[Scale, dict[str, Sizes]] = {
     Scale.SMOKE: {"cancer": _SMOKE, "digits": _SMOKE},
     Scale.SMALL: {
         "mnist": Sizes(_SMALL_IMAGES | {"rounds": 20}, evaluate_every=2),
+        "fashion-mnist": Sizes(_SMALL_IMAGES | {"rounds": 20}, evaluate_every=2),
         "cifar10": Sizes(_SMALL_IMAGES | {"rounds": 20}, evaluate_every=2),
         "adult": Sizes({}),
         "cancer": Sizes({}, seeds=3),
     },
     Scale.PAPER: {
         "mnist": Sizes({}),
+        "fashion-mnist": Sizes({}),
         "cifar10": Sizes({}),
         "adult": Sizes({}, seeds=3),
         "cancer": Sizes({}, seeds=3),
@@ -170,6 +172,34 @@ def noised(
 
 def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+ADAPTIVE = ("quantile-clip", "adaclip")
+
+
+def under(
+    method: str,
+    setting: Setting,
+    semantics: Semantics = Semantics.WRITTEN,
+    policy: str = "exponential",
+) -> str:
+    """Returns the text of any method: its noise by the semantics, its decay by rounds.
+
+    Adaptive clipping draws its noise per example: a lot's is that of B K draws.
+    """
+    lot = math.sqrt(setting.clients_per_round)
+    if method == "none":
+        return method
+    if method in ADAPTIVE:
+        own = f"sigma={6 / (math.sqrt(setting.batch_size) * lot):.6g}"
+        return method if semantics is Semantics.WRITTEN else f"{method}:{own}"
+    if method == "fed-alpha-cdp-sigma":
+        text = f"{method}:rounds={setting.rounds}"
+        text += "" if policy == "exponential" else f",policy={policy}"
+        noise = f",start={15 / lot:.6g},end={4.85 / lot:.6g},noise_at=batch"
+        return text if semantics is Semantics.WRITTEN else text + noise
+    own_rounds = {"rounds": setting.rounds} if method == "fed-cdp-decay" else {}
+    return noised(method, setting, semantics, **own_rounds)
 
 
 @functools.lru_cache(maxsize=2)
