@@ -135,7 +135,9 @@ def _run_torch(
     parts = [json.loads(output) for output in outputs]
     evaluations = sum(part["evaluations"] for part in parts)
     seconds = max(part["seconds"] for part in parts)
-    return {**_rates(len(arrays["images"]), evaluations, seconds), **setting}
+    cpu = sum(part["cpu_seconds"] for part in parts)
+    rates = _rates(len(arrays["images"]), evaluations, seconds)
+    return {**rates, "cpu_seconds": cpu, **setting}
 
 
 def measure_attack_race(
@@ -159,6 +161,9 @@ def measure_attack_race(
     def best(entries: list[Plain]) -> float:
         return max(float(entry["victims_per_second"]) for entry in entries)
 
+    def processor(entry: Plain) -> float:
+        return float(entry["cpu_seconds"] / entry["victims"])
+
     rate = ours["victims_per_second"]
     alone = [each for each in done if each["processes"] == 1]
     return {
@@ -167,5 +172,11 @@ def measure_attack_race(
             "torch": others,
             "ratio_single_process": rate / best(alone) if alone else None,
             "ratio_best_setting": rate / best(done) if done else None,
+            # A busy machine takes time from both sides, but hardly adds work.
+            "ratio_processor_time": (
+                min(processor(each) for each in done) / processor(ours)
+                if done
+                else None
+            ),
         }
     }

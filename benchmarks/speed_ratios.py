@@ -225,6 +225,8 @@ def tables(measured: Measured, scale: Scale) -> list[Table]:
             race.get("ratio_single_process"), "same weights, starts and budget"),
         row("victims per second, ours over torch's best setting",
             race.get("ratio_best_setting"), "one torch process per core"),
+        row("processor seconds per victim, torch's thriftiest setting over ours",
+            race.get("ratio_processor_time"), "hardly depends on other load"),
         *(
             row(f"a client's local iteration, loop over vectorised, {defense}",
                 timing(f"clients, {defense}", "ratio"),
