@@ -16,6 +16,7 @@ from gradaudit.benchmarks.clipping_tables import (
     central,
     central_sets,
     differences,
+    readings,
     unique,
 )
 from gradaudit.benchmarks.papers import published
@@ -94,9 +95,27 @@ def _policy(
     return federated(name, text, scale, seed)
 
 
+def _policies_of(name: str, reading: Semantics, scale: Scale) -> tuple[str, ...]:
+    """Returns the decays that are trained with; few at the small scale."""
+    if scale is Scale.PAPER:
+        return POLICIES
+    images = name in ("mnist", "cifar10")
+    if reading is Semantics.WRITTEN:
+        return () if images else ("exponential",)
+    return {"mnist": ("linear", "exponential"), "cifar10": ("exponential",)}.get(
+        name, POLICIES
+    )
+
+
+def central_policies(scale: Scale) -> tuple[str, ...]:
+    """Returns the decays that are trained with at one place."""
+    known = ("linear", "exponential", "cyclic")
+    return known if scale is Scale.PAPER else known[:2]
+
+
 def decay_cells(scale: Scale, seed: int) -> list[Cell]:
     """Returns the budgets' ends, and the trainings under every policy."""
-    smoke, small = scale is Scale.SMOKE, scale is Scale.SMALL
+    smoke = scale is Scale.SMOKE
     methods = published("dynamic-dp", "Table VIII")["columns"]
     every = [_stop(p, m) for p in ("linear", "exponential") for m in methods]
     stated = published("fed-alpha-cdp", "Table 11")["columns"]
@@ -104,17 +123,15 @@ def decay_cells(scale: Scale, seed: int) -> list[Cell]:
     if smoke:
         return [*every, bounded("fed-cdp", 4.0, READINGS[0], "cancer", scale, seed)]
     for name in reversed(federated_sets(scale)):
-        for reading in READINGS:
+        for reading in readings(name, scale):
             for method in ("fed-cdp", "fed-alpha-cdp"):
                 every.append(bounded(method, 4.0, reading, name, scale, seed))
-            few = small and reading is Semantics.WRITTEN
-            few |= small and name == "cifar10"
-            policies = ("exponential",) if few else POLICIES
+            policies = _policies_of(name, reading, scale)
             every += [_policy(name, p, reading, scale, seed) for p in policies]
     every += [central(method, "mnist", scale, seed) for method in DYNAMIC]
     every += [
         central(method, "mnist", scale, seed, policy=policy)
-        for policy in ("linear", "exponential", "cyclic")
+        for policy in central_policies(scale)
         for method in ("dp-dynsigma", "dp-dyn")
     ]
     return unique(every)
@@ -199,7 +216,7 @@ def target_cells(scale: Scale, seed: int) -> list[Cell]:
     every = [
         bounded(method, 4.0, reading, name, scale, seed)
         for name in reversed(federated_sets(scale))
-        for reading in READINGS
+        for reading in readings(name, scale)
         for method in ("fed-sdp", "fed-alpha-cdp")
     ]
     for name in central_sets(scale):
@@ -208,7 +225,7 @@ def target_cells(scale: Scale, seed: int) -> list[Cell]:
         every += [central(method, name, scale, seed) for method in methods]
     every += [
         central("dp-dyn", "mnist", scale, seed, policy=policy)
-        for policy in ("linear", "exponential", "cyclic")
+        for policy in central_policies(scale)
     ]
     return unique(every)
 

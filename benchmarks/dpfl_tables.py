@@ -231,7 +231,7 @@ def _importance(dataset: str, public: int, seed: int) -> Importance:
 
 def _federated(dataset: str, epsilon: float | None, scale: Scale, seed: int) -> Cell:
     smoke, colour = scale is Scale.SMOKE, dataset == "cifar10"
-    rounds = {Scale.SMOKE: 1, Scale.SMALL: 30, Scale.PAPER: 200}[scale]
+    rounds = {Scale.SMOKE: 1, Scale.SMALL: 20, Scale.PAPER: 200}[scale]
     arguments = {
         "dataset": dataset,
         "epsilon": epsilon,
@@ -255,12 +255,19 @@ def _federated_sets(scale: Scale) -> tuple[str, ...]:
 
 def federated_cells(scale: Scale, seed: int) -> list[Cell]:
     """Returns the trainings with every budget, and without noise."""
-    smoke = scale is Scale.SMOKE
     return [
         _federated(name, epsilon, scale, seed)
         for name in _federated_sets(scale)
-        for epsilon in ((1.0,) if smoke else (None, *EPSILONS))
+        for epsilon in _budgets(name, scale)
     ]
+
+
+def _budgets(name: str, scale: Scale) -> tuple[float | None, ...]:
+    """Returns the budgets that are tried; all of them on one set at the small scale."""
+    if scale is Scale.SMOKE:
+        return (1.0,)
+    few = scale is Scale.SMALL and name != "mnist"
+    return (None, 1.0) if few else (None, *EPSILONS)
 
 
 def federated_tables(measured: Measured, scale: Scale) -> list[Table]:
@@ -290,6 +297,11 @@ def federated_differences(scale: Scale) -> list[str]:
         "public examples are held out of the training images (of the test images)",
         "importance from a model trained on the public examples (by each client)",
         "500 examples a client (600 or 500), one seed",
+        *(
+            ["other sets than MNIST with one budget only"]
+            if scale is Scale.SMALL
+            else []
+        ),
     ]
 
 
