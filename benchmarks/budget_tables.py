@@ -102,9 +102,7 @@ def _policies_of(name: str, reading: Semantics, scale: Scale) -> tuple[str, ...]
     images = name in ("mnist", "cifar10")
     if reading is Semantics.WRITTEN:
         return () if images else ("exponential",)
-    return {"mnist": ("linear", "exponential"), "cifar10": ("exponential",)}.get(
-        name, POLICIES
-    )
+    return ("exponential",) if name == "cifar10" else ("linear", "exponential")
 
 
 def central_policies(scale: Scale) -> tuple[str, ...]:
