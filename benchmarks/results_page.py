@@ -19,6 +19,7 @@ REMARKS = pathlib.Path(__file__).parent / "remarks"
 PLACE = re.compile(
     r"\{([\w-]+)/(\w+):\s*([^|{}]+?)\s*\|\s*([^{}|]+?)(?:\s*\|\s*(\d))?\}"
 )
+_SHOWN = 6  # names of cells that were not run
 _HEAD = """# Results
 Published beside measured: `measured (published)`. Written by
 `gradaudit bench show --from benchmarks/results --page benchmarks/RESULTS.md` from the
@@ -84,6 +85,12 @@ def _record(record: Record, scale: Scale) -> list[str]:
         lines += ["Setting differences:", *(f"- {line}" for line in said), ""]
     for name, why in record.missing.items():
         lines += [f"Left out: {name} ({why}).", ""]
+    asked = benchmark.cells(scale, record.content["seed"])
+    names = [cell.name for cell in asked if cell.name not in record.content["cells"]]
+    rest = [name for name in names if name not in record.missing]
+    if rest:
+        shown = "; ".join(rest[:_SHOWN]) + ("; …" if len(rest) > _SHOWN else "")
+        lines += [f"Not run: {len(rest)} of {len(asked)} cells ({shown}).", ""]
     return lines
 
 
