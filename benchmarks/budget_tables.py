@@ -107,8 +107,13 @@ def _policies_of(name: str, reading: Semantics, scale: Scale) -> tuple[str, ...]
 
 def central_policies(scale: Scale) -> tuple[str, ...]:
     """Returns the decays that are trained with at one place."""
-    known = ("linear", "exponential", "cyclic")
-    return known if scale is Scale.PAPER else known[:2]
+    paper = scale is Scale.PAPER
+    return ("linear", "exponential", "cyclic") if paper else ("exponential",)
+
+
+def central_methods(scale: Scale) -> tuple[str, ...]:
+    """Returns the methods without decaying noise at one place."""
+    return DYNAMIC if scale is Scale.PAPER else ("dp-baseline", "dp-dyns")
 
 
 def decay_cells(scale: Scale, seed: int) -> list[Cell]:
@@ -126,11 +131,12 @@ def decay_cells(scale: Scale, seed: int) -> list[Cell]:
                 every.append(bounded(method, 4.0, reading, name, scale, seed))
             policies = _policies_of(name, reading, scale)
             every += [_policy(name, p, reading, scale, seed) for p in policies]
-    every += [central(method, "mnist", scale, seed) for method in DYNAMIC]
+    every += [central(m, "mnist", scale, seed) for m in central_methods(scale)]
+    both = ("dp-dynsigma", "dp-dyn") if scale is Scale.PAPER else ("dp-dyn",)
     every += [
         central(method, "mnist", scale, seed, policy=policy)
         for policy in central_policies(scale)
-        for method in ("dp-dynsigma", "dp-dyn")
+        for method in both
     ]
     return unique(every)
 
@@ -218,8 +224,7 @@ def target_cells(scale: Scale, seed: int) -> list[Cell]:
         for method in ("fed-sdp", "fed-alpha-cdp")
     ]
     for name in central_sets(scale):
-        few = scale is Scale.SMALL and name != "mnist"
-        methods = ("dp-baseline", "dp-dyns") if few else DYNAMIC
+        methods = central_methods(scale)
         every += [central(method, name, scale, seed) for method in methods]
     every += [
         central("dp-dyn", "mnist", scale, seed, policy=policy)

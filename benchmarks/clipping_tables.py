@@ -53,8 +53,8 @@ _SMALL_SIGMAS = (0.5, 6.0)
 
 def central_sets(scale: Scale) -> tuple[str, ...]:
     """Returns the data sets that are trained on at one place."""
-    smoke = scale is Scale.SMOKE
-    return ("cancer",) if smoke else ("mnist", "fashion-mnist", "cifar10")
+    few = {Scale.SMOKE: ("cancer",), Scale.SMALL: ("mnist", "fashion-mnist")}
+    return few.get(scale, ("mnist", "fashion-mnist", "cifar10"))
 
 
 def clips(name: str, reading: Semantics, scale: Scale) -> tuple[float, ...]:
@@ -125,7 +125,7 @@ def unique(cells: list[Cell]) -> list[Cell]:
 def _central_methods(name: str, scale: Scale) -> tuple[str, ...]:
     if scale is Scale.SMOKE:
         return ("dp-baseline",)
-    few = scale is Scale.SMALL and name != "mnist"
+    few = scale is Scale.SMALL
     return ("none", "dp-baseline", "dp-dyns") if few else ("none", *DYNAMIC)
 
 
@@ -146,7 +146,7 @@ def clipping_cells(scale: Scale, seed: int) -> list[Cell]:
         for clip in central_clips(scale)
         for method in _central_methods(name, scale)
     ]
-    if not smoke:
+    if scale is Scale.PAPER:
         every.append(central("as written", "mnist", scale, seed))
     return unique(every)
 

@@ -29,7 +29,7 @@ class Sizes:
 
 
 _SMOKE = Sizes({"clients": 4, "clients_per_round": 2, "local_steps": 2, "rounds": 2})
-_SMALL_IMAGES = {"clients": 100, "clients_per_round": 10, "local_steps": 50}
+_SMALL_IMAGES = {"clients": 100, "clients_per_round": 10, "local_steps": 20}
 _SIZES: dict[Scale, dict[str, Sizes]] = {
     Scale.SMOKE: {"cancer": _SMOKE, "digits": _SMOKE},
     Scale.SMALL: {
