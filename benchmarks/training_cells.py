@@ -33,9 +33,9 @@ _SMALL_IMAGES = {"clients": 100, "clients_per_round": 10, "local_steps": 20}
 _SIZES: dict[Scale, dict[str, Sizes]] = {
     Scale.SMOKE: {"cancer": _SMOKE, "digits": _SMOKE},
     Scale.SMALL: {
-        "mnist": Sizes(_SMALL_IMAGES | {"rounds": 20}, evaluate_every=2),
-        "fashion-mnist": Sizes(_SMALL_IMAGES | {"rounds": 20}, evaluate_every=2),
-        "cifar10": Sizes(_SMALL_IMAGES | {"rounds": 20}, evaluate_every=2),
+        "mnist": Sizes(_SMALL_IMAGES | {"rounds": 20}, evaluate_every=5),
+        "fashion-mnist": Sizes(_SMALL_IMAGES | {"rounds": 20}, evaluate_every=5),
+        "cifar10": Sizes(_SMALL_IMAGES | {"rounds": 20}, evaluate_every=5),
         "adult": Sizes({}),
         "cancer": Sizes({}, seeds=3),
     },
