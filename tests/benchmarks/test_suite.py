@@ -201,10 +201,12 @@ def test_something_missing_is_a_line_and_the_others_run(tmp_path):
 def test_a_data_set_that_is_not_here_is_a_line(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADAUDIT_DATA", str(tmp_path / "nothing"))
     monkeypatch.setattr("gradaudit.benchmarks.running.run_cell", pytest.fail)
-    record = run_benchmark(BENCHMARKS["clients"], Scale.SMALL, 0, tmp_path)
-    reasons = set(record.missing.values())
-    assert reasons == {"mnist is not here: gradaudit data fetch mnist"}
-    assert not selected(BENCHMARKS["clients"], Scale.SMALL, 0)
+    benchmark = BENCHMARKS["dpfl-federated"]
+    record = run_benchmark(benchmark, Scale.SMALL, 0, tmp_path)
+    sets = ("mnist", "fashion-mnist", "cifar10")
+    lines = {f"{each} is not here: gradaudit data fetch {each}" for each in sets}
+    assert set(record.missing.values()) == lines
+    assert not selected(benchmark, Scale.SMALL, 0)
 
 
 def test_another_seed_does_not_mix_with_what_is_there(tmp_path):
