@@ -124,7 +124,7 @@ def _ratios(best: dict[str, float]) -> dict[str, float]:
 def _timed(dataset: str, scale: Scale, central: bool) -> Cell:
     smoke = scale is Scale.SMOKE
     clients = 1 if central else {Scale.SMOKE: 2, Scale.SMALL: 20}.get(scale, 100)
-    names = _CENTRAL if central else _FEDERATED
+    names: tuple[str, ...] = _CENTRAL if central else _FEDERATED
     if scale is Scale.SMALL:  # the decays cost what their constant forms do
         names = tuple(n for n in names if n not in _DECAYING)
     arguments = {
