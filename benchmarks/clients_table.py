@@ -139,7 +139,7 @@ def tables(measured: Measured, scale: Scale) -> list[Table]:
                 else "–"
                 for each in Semantics
             ),
-            Entry(number(_printed(method, *first))),
+            number(_printed(method, *first)),
         ]
         for method in _MEANINGS
     ]

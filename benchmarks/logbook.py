@@ -90,11 +90,16 @@ class Record:
         self._write()
 
     def arrange(self, cells: list[Cell]) -> None:
-        """Puts the cells in their order, and drops those that are no part any more."""
-        for part in ("cells", "missing"):
-            kept = self.content[part]
-            names = [cell.name for cell in cells if cell.name in kept]
-            self.content[part] = {name: kept[name] for name in names}
+        """Puts the cells in their order, and drops what is no part any more.
+
+        Also a cell whose arguments have changed: the tables would show its figure
+        under the new ones.
+        """
+        kept, missing = self.content["cells"], self.content["missing"]
+        names = [cell.name for cell in cells]
+        here = [cell.name for cell in cells if self.has(cell)]
+        self.content["cells"] = {name: kept[name] for name in here}
+        self.content["missing"] = {n: missing[n] for n in names if n in missing}
         self._write()
 
     def finished(

@@ -4,6 +4,7 @@ A remark is a paragraph in `remarks/`. Its figures are places that the records f
 `{clients/small: mnist, fed-cdp | accuracy}`; nothing is typed twice.
 """
 
+import dataclasses
 import pathlib
 import re
 import textwrap
@@ -12,7 +13,7 @@ from typing import Any
 
 from gradaudit.benchmarks.contents import BENCHMARKS
 from gradaudit.benchmarks.logbook import Record, environment_in_words
-from gradaudit.benchmarks.suite import Scale, Table, number
+from gradaudit.benchmarks.suite import Entry, Row, Scale, Table, number
 from gradaudit.errors import InputError
 
 REMARKS = pathlib.Path(__file__).parent / "remarks"
@@ -71,7 +72,8 @@ def _record(record: Record, scale: Scale) -> list[str]:
     benchmark = BENCHMARKS[record.content["benchmark"]]
     cells = record.content["cells"].values()
     seconds = sum(cell["seconds"] for cell in cells if "shared_with" not in cell)
-    about = [environment_in_words(each) for each in record.content["environments"]]
+    where = [environment_in_words(each) for each in record.content["environments"]]
+    about = list(dict.fromkeys(where))
     lines = [
         f"### {benchmark.name}, {scale.value}",
         f"`{record.content['command']}`, {record.dates()}, {len(cells)} cells, "
@@ -79,7 +81,10 @@ def _record(record: Record, scale: Scale) -> list[str]:
         "",
     ]
     for table in benchmark.tables(record.measured, scale):
-        lines += [f"**{table.title}**", "", *_markdown(table), ""]
+        rows = [row for row in table.rows if _has_figure(row)]
+        if rows:
+            table = dataclasses.replace(table, rows=rows)
+            lines += [f"**{table.title}**", "", *_markdown(table), ""]
     said = benchmark.differences(scale)
     if said:
         lines += ["Setting differences:", *(f"- {line}" for line in said), ""]
@@ -94,19 +99,19 @@ def _record(record: Record, scale: Scale) -> list[str]:
     return lines
 
 
+def _has_figure(row: Row) -> bool:
+    """Whether anything of a row was measured, or it has only words."""
+    entries = [entry for entry in row if isinstance(entry, Entry)]
+    return not entries or any(not str(each).startswith("–") for each in entries)
+
+
 def _markdown(table: Table) -> list[str]:
-    """Returns a table's lines, without columns and rows that have no figure."""
+    """Returns a table's lines, without columns that have no figure."""
     rows = [[str(entry) for entry in row] for row in table.rows]
     kept = [
         index
         for index in range(len(table.columns))
-        if not rows or any(not row[index].startswith("–") for row in rows)
-    ]
-    labels = sum(isinstance(entry, str) for entry in (table.rows or [[]])[0])
-    shown = [
-        row
-        for row in rows
-        if any(not entry.startswith("–") for entry in row[labels:]) or not row[labels:]
+        if any(not row[index].startswith("–") for row in rows)
     ]
 
     def line(entries: Iterable[str]) -> str:
@@ -115,7 +120,7 @@ def _markdown(table: Table) -> list[str]:
     return [
         line(table.columns[index] for index in kept),
         line("---" for _ in kept),
-        *(line(row[index] for index in kept) for row in shown),
+        *(line(row[index] for index in kept) for row in rows),
     ]
 
 

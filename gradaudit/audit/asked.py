@@ -46,7 +46,8 @@ class AuditPlan:
       model: a model or its name; by default `cpl` for images and `mlp` for tables.
       defenses: each is a column of the grid.
       types: the places that are read.
-      threats: what the adversary knows: curious, aware, informed.
+      threats: what the adversary knows: curious, aware, informed,
+        malicious.
       attacks: which attacks are run; by default the strongest one of each threat.
       victims: of each cell.
       draws: networks of each cell; 4 by default if they are untrained.

@@ -15,7 +15,7 @@ from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
 from gradaudit.audit.beside import line_up_and_certificates
 from gradaudit.audit.kept import Finished, Kept
-from gradaudit.audit.malicious import imprint_scores
+from gradaudit.audit.malicious import imprint_scores, seen_by_clients
 from gradaudit.audit.outcome import AttackResult, Picture
 from gradaudit.audit.processes import Processes
 from gradaudit.audit.scenario import Group, Scenario
@@ -206,6 +206,7 @@ class Attacking:
         searched = [i for i, trace in enumerate(traces) if trace.frames]
         pictured = searched or list(range(len(traces)))  # a closed form has no frames
         inputs = np.stack([row.inputs for row in rows]) if rows else private
+        beside = _beside(run, truth, inputs, scores)
         return AttackResult(
             spec=self._spec,
             about=about,
@@ -222,6 +223,7 @@ class Attacking:
             limitations=[
                 *notes,
                 *_limitations(run, interrupted),
+                *seen_by_clients(beside.get("imprint")),
                 *self._processes.limitations,
             ],
             members=[row.members for row in rows],
@@ -231,7 +233,7 @@ class Attacking:
                 Picture(scores[i].victim, traces[i].frames) for i in pictured[:PICTURED]
             ],
             interrupted=interrupted,
-            beside=_beside(run, truth, inputs, scores),
+            beside=beside,
         )  # fmt: skip
 
 
@@ -336,8 +338,8 @@ def _limitations(run: Run, interrupted: bool) -> list[str]:
         )
     if Knowledge.PARAMETERS in run.attack.needs:
         sentences.append(
-            "The server alters what clients receive: one that compares it with what "
-            "was agreed on notices."
+            "The server alters what clients receive: who compares it with what was "
+            "agreed on notices."
         )
     elif run.attack.exact:
         sentences.append(

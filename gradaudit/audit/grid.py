@@ -32,6 +32,7 @@ from gradaudit.types import Knowledge, Leakage
 Plain = dict[str, Any]
 
 STRONGEST = "strongest"  # the preset: whatever is known to be, for any threat
+_OWN = {"malicious": "imprint"}  # whose attack nobody else can run
 INFORMED = "informed"  # its adversary picks out of candidates: a line-up
 _LONGEST = 48  # letters of a name inside a cell's id
 _UNTRAINED = "The networks are untrained: later rounds may leak less or more."
@@ -119,7 +120,7 @@ class Grid:
         name = threat.partition("+")[0].strip()
         if name == INFORMED:
             return ()
-        return self.plan.attacks or (STRONGEST,)
+        return self.plan.attacks or (_OWN.get(name, STRONGEST),)
 
     def is_control(self, guard: Guard) -> bool:
         """Returns whether it is only there to show that the attacks work."""

@@ -58,6 +58,17 @@ def imprint_scores(
     }
 
 
+def seen_by_clients(scores: dict[str, Any] | None) -> list[str]:
+    """Returns a sentence on what gives the layer away; none if there is no layer."""
+    if scores is None:
+        return []
+    size = (
+        f"{scores['added_parameters']:,} parameters more than agreed on "
+        f"({scores['share_of_parameters']:.0%} of all)"
+    )
+    return [f"A client could notice: {'; '.join([size, *scores['noticeable']])}."]
+
+
 def _alone(
     bins: NDArray[np.intp], batch: NDArray[np.float32]
 ) -> tuple[NDArray[np.bool_], int]:

@@ -81,7 +81,7 @@ Defenses = Annotated[
 Types = Annotated[list[int] | None, _of(_GRID, "0, 1 or 2; again for more.", "--type")]
 Threats = Annotated[
     list[str] | None,
-    _of(_GRID, "curious, aware or informed; again for more.", "--threat"),
+    _of(_GRID, "curious, aware, informed or malicious; again.", "--threat"),
 ]
 Attacks = Annotated[
     list[str] | None,

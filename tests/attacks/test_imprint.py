@@ -121,6 +121,7 @@ def test_under_fed_cdp_it_fails_and_the_certificate_agrees():
     )
     plain = found.to_dict()
     assert plain["imprint"]["rebuilt"] == 0.0
+    assert any("could notice" in said for said in plain["limitations"])
     assert plain["certificate"]["broken"] == []
 
 

@@ -231,6 +231,12 @@ EQUALS = changed(
 )
 
 
+def test_a_malicious_server_runs_the_attack_that_only_it_can():
+    grid = Grid.of(changed(AuditPlan(), {"threats": ["curious", "malicious"]}))
+    assert grid.attacks_of("curious") == ("strongest",)
+    assert grid.attacks_of("malicious") == ("imprint",)
+
+
 def test_cells_are_the_same_only_if_the_same_is_read():
     cells = {c["id"]: c for c in Grid.of(EQUALS).cells()}
     found = {

@@ -185,6 +185,16 @@ def test_what_changed_is_measured_anew_and_what_is_gone_is_dropped(tmp_path, cal
     assert calls == [1, 2, 3] and list(record.measured) == ["number 1"]
 
 
+def test_a_figure_of_other_arguments_does_not_stay(tmp_path):
+    run_benchmark(numbers(count(1), count(2)), Scale.SMALL, 0, tmp_path)
+    changed = dataclasses.replace(count(3), name="number 1")
+    only = ["number 2"]
+    record = run_benchmark(
+        numbers(changed, count(2)), Scale.SMALL, 0, tmp_path, only=only
+    )
+    assert list(record.measured) == ["number 2"]
+
+
 def test_something_missing_is_a_line_and_the_others_run(tmp_path):
     said: list[str] = []
     benchmark = numbers(
