@@ -22,9 +22,11 @@ types = [2, 1, 0]
 threats = ["curious", "aware", "informed"]
 attacks = []  # [] = the strongest of each threat; see `gradaudit list attacks`
 
-# [captured]            # updates of your own system, instead of simulated ones: then
-# folder = "recorded"   # leave out datasets, defenses and types, and say the model
-# truth = "truth"       # the clients' examples, if you have them (docs/own-system.md)
+[captured]
+# Updates that your own system recorded, instead of simulated ones (docs/own-system.md):
+# then leave datasets, defenses and types as they are here, and say the model.
+# folder = "recorded"
+# truth = "truth"  # the clients' examples, if you have them
 
 [attack]
 victims = 8          # of each cell; more make the intervals narrower
