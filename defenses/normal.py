@@ -7,7 +7,7 @@ About half of that jax has too, without partitionable keys (5 x 12,000: 0.35 ms 
 0.43 so, 0.60 jax's default; measured once). A local iteration of Fed-CDP (model cnn,
 B = 5), as a multiple of one without a defense: 1.5 own and 1.8 jax in chunks of 5
 clients, 1.7 and 1.9 in chunks of 10, one run each. The ratios carry the noise of a busy
-machine; `benchmarks/defense_cost.py` measures the iteration.
+machine; `gradaudit bench run cost` measures the iteration.
 
 What differs from `jax.random.normal`: both halves of a hash are kept, so that equal
 keys give other numbers than jax's, and log(1 - u^2) is one log. What is the same, by
