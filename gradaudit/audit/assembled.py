@@ -22,6 +22,10 @@ _GENERAL = (
     "Every interval is at 95 % on its own; of many cells a few are wrong.",
 )
 _UNTRAINED = "The networks are untrained: later rounds may leak less or more."
+_UNSEEN = (
+    "Nobody gave what the captured updates were computed on: that an answer is "
+    "determined by what was sent was not compared with the private data."
+)
 _LINE_UPS_UNTRAINED = "Line-ups are played on untrained networks."
 
 
@@ -40,16 +44,16 @@ def assemble(
     claims = {
         guard.text: _claims(guard, rows["accounting"], rows["mechanism"])
         for guard in grid.guards
-    }
+    } | {grid.captured.text: _findings(_rows(cells, outcomes, "captured"))}
     attacked = [
         _cell(grid, cell, outcomes.get(cell["same_as"] or cell["id"]), claims)
         for cell in cells
-        if cell["kind"] in ("attack", "line-up")
+        if cell["kind"] in ("attack", "captured", "line-up")
     ]
     said = [
-        {"defense": guard.text, "sentence": sentence}
-        for guard in grid.guards
-        for sentence in claims[guard.text]
+        {"defense": name, "sentence": sentence}
+        for name, sentences in claims.items()
+        for sentence in sentences
     ]
     document: Plain = {
         "schema_version": SCHEMA_VERSION,
@@ -69,8 +73,18 @@ def assemble(
     return document | {"gates": gates.judge(document)}
 
 
+def _findings(captured: Sequence[tuple[Plain, Plain]]) -> list[str]:
+    """Returns what captured updates say against what was claimed of them."""
+    found: dict[str, None] = {}
+    for _, outcome in captured:
+        checked = (outcome["result"] or {}).get("mechanism") or {"findings": []}
+        against = [f["sentence"] for f in checked["findings"] if f["against"]]
+        found |= dict.fromkeys(f"{each[:1].upper()}{each[1:]}." for each in against)
+    return list(found)
+
+
 def _title(grid: Grid) -> str:
-    return f"Audit of {', '.join(data.text for data in grid.data)}"
+    return f"Audit of {', '.join(s.text for s in (*grid.data, *grid.updates))}"
 
 
 def _status(cells: Sequence[Plain], outcomes: Outcomes, interrupted: bool) -> str:
@@ -115,10 +129,13 @@ def _claims(
 def _cell(
     grid: Grid, cell: Plain, outcome: Plain | None, claims: Mapping[str, list[str]]
 ) -> Plain:
-    guard = next(g for g in grid.guards if g.text == cell["defense"])
-    data = next(d for d in grid.data if d.text == cell["dataset"])
+    captured = cell["kind"] == "captured"
+    sources = grid.updates if captured else grid.data
+    guards = (grid.captured,) if captured else grid.guards
+    guard = next(g for g in guards if g.text == cell["defense"])
+    data = next(d for d in sources if d.text == cell["dataset"])
     result = (outcome or {}).get("result") or {}
-    is_attack = cell["kind"] == "attack"
+    is_attack = cell["kind"] != "line-up"
     line_ups = [] if is_attack else result.get("metrics", {}).get("cells", [])
     bound = result.get("certificate") if is_attack else None
     if line_ups:
@@ -126,11 +143,13 @@ def _cell(
     if bound and cell["same_as"] and bound["value"] is None:
         bound = bound | {"reason": _reason(guard, cell["type"], bound["reason"])}
     metrics = result.get("metrics") if is_attack else None
+    if metrics and "asr" not in metrics:
+        metrics = None  # nobody gave the truth: the verdict says what can be said
     status = (outcome or {"status": MISSING})["status"]
     return {
         "id": cell["id"],
         "name": cell["name"],
-        "kind": cell["kind"],
+        "kind": "attack" if is_attack else "line-up",
         "dataset": data.plain(),
         "model": data.model.name,
         "defense": {
@@ -264,7 +283,9 @@ def _limitations(grid: Grid, cells: Sequence[Plain]) -> list[str]:
     """Returns what holds of the audit as a whole, and then what holds of cells."""
     plan = grid.plan
     found = list(_GENERAL)
-    if plan.round == 0:
+    if grid.updates and plan.truth is None:
+        found.append(_UNSEEN)
+    if plan.round == 0 and grid.data:
         found.append(_UNTRAINED)
     elif any(cell["kind"] == "line-up" for cell in cells):
         found.append(_LINE_UPS_UNTRAINED)
