@@ -84,7 +84,8 @@ def _findings(captured: Sequence[tuple[Plain, Plain]]) -> list[str]:
 
 
 def _title(grid: Grid) -> str:
-    return f"Audit of {', '.join(s.text for s in (*grid.data, *grid.updates))}"
+    names = [data.text for data in grid.data] + [each.text for each in grid.updates]
+    return f"Audit of {', '.join(names)}"
 
 
 def _status(cells: Sequence[Plain], outcomes: Outcomes, interrupted: bool) -> str:

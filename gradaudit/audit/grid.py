@@ -241,7 +241,7 @@ class Grid:
                         restarts=plan.restarts, success_rmse=plan.success_rmse,
                         seed=plan.seed,
                     )  # fmt: skip
-                    spec = dataclasses.replace(spec, sources=spec.sources | here)
+                    spec = dataclasses.replace(spec, sources={**spec.sources, **here})
                     parts = ("captured", spec, updates, self.captured, reads, threat)
                     yield self._cell(*parts, _label(method)), None
 

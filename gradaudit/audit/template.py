@@ -58,9 +58,9 @@ delta = 0.00001
 # Updates that were recorded from a federation that runs, attacked as they are; then
 # [scope] needs the clients' model = "path/to/file.py:build". If datasets is left out,
 # these alone are audited.
-folders = []
+# folders = ["recorded"]
 # truth = "private.npz"  # what they were computed on, if you have it: x and y
-defense = "none"         # what was done to them, for an aware adversary
+defense = "none"  # what was done to them, for an aware adversary
 
 [training]
 rounds = 0  # also train so many rounds under each defense, for accuracy; 0: don't
