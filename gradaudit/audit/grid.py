@@ -34,8 +34,8 @@ from gradaudit.types import Knowledge, Leakage
 
 Plain = dict[str, Any]
 
-STRONGEST = "strongest"  # the preset: whatever is known to be, for any threat
-AS_CAPTURED = "as captured"  # the column of what nobody simulated
+STRONGEST = "strongest"  # the preset: whatever is known to be, for any threat but
+SPECIALISTS = {"malicious": "imprint"}  # those who do more than read
 INFORMED = "informed"  # its adversary picks out of candidates: a line-up
 _LONGEST = 48  # letters of a name inside a cell's id
 
@@ -102,7 +102,7 @@ class Guard:
     def text(self) -> str:
         """How it was given."""
         if self.captured:
-            return AS_CAPTURED
+            return "as captured"
         return self.given if isinstance(self.given, str) else self.given.name
 
     @property
@@ -147,7 +147,7 @@ class Grid:
         name = threat.partition("+")[0].strip()
         if name == INFORMED:
             return ()
-        return self.plan.attacks or (STRONGEST,)
+        return self.plan.attacks or (SPECIALISTS.get(name, STRONGEST),)
 
     def is_control(self, guard: Guard) -> bool:
         """Returns whether it is only there to show that the attacks work."""
@@ -196,12 +196,12 @@ class Grid:
         return cells
 
     def _attacks(self) -> Iterator[tuple[Plain, Any]]:
-        plan = self.plan
+        # Places last: they share no program, and may be compiled side by side.
         for data in self.data:
-            for leakage in plan.types:
-                for guard in self.guards:
-                    for threat in plan.threats:
-                        for method in self.attacks_of(threat):
+            for guard in self.guards:
+                for threat in self.plan.threats:
+                    for method in self.attacks_of(threat):
+                        for leakage in self.plan.types:
                             cell = self._attack(data, leakage, guard, threat, method)
                             yield cell, self._reads(guard, leakage, threat)
 
@@ -250,8 +250,8 @@ class Grid:
         if INFORMED not in plan.threats:
             return
         for data in self.data:
-            for leakage in plan.types:
-                for guard in self.guards:
+            for guard in self.guards:
+                for leakage in plan.types:
                     alone = leakage == Leakage.EXAMPLE
                     spec = Spec.of(
                         "line-up", type=leakage, defense=guard.given,

@@ -32,6 +32,14 @@ was done; the same command goes on).
 DEFAULT_FOLDER = pathlib.Path("gradaudit-audit")
 _INIT, _FILE = "init", "audit.toml"
 _GRID, _CELL, _GATES = "The grid", "Each cell", "Gates"
+# Which parameters of the command are fields of AuditPlan, and which of Gates.
+_PLAN = (
+    "title", "datasets", "model", "defenses", "types", "threats", "attacks",
+    "captured", "truth", "victims", "draws", "batch_size", "local_steps", "round_",
+    "iterations", "restarts", "success_rmse", "candidates", "looks", "line_ups",
+    "mechanism_trials", "train_rounds", "seed",
+)  # fmt: skip
+_LIMITS = ("max_asr", "max_line_up", "min_rmse", "max_epsilon", "require_certificate")
 
 
 def _of(panel: str, words: str, *flags: str) -> Any:
@@ -183,20 +191,6 @@ def audit(
     over the file. Cells are kept in --out as they finish: the same command does only
     what is missing.
     """
-    given = {
-        "title": title, "datasets": datasets, "model": model, "defenses": defenses,
-        "types": types, "threats": threats, "attacks": attacks, "captured": captured,
-        "truth": truth, "victims": victims,
-        "draws": draws, "batch_size": batch_size, "local_steps": local_steps,
-        "round": round_, "iterations": iterations, "restarts": restarts,
-        "success_rmse": success_rmse, "candidates": candidates, "looks": looks,
-        "line_ups": line_ups, "mechanism_trials": mechanism_trials,
-        "train_rounds": train_rounds, "seed": seed,
-    }  # fmt: skip
-    limits = {
-        "max_asr": max_asr, "max_line_up": max_line_up, "min_rmse": min_rmse,
-        "max_epsilon": max_epsilon, "require_certificate": require_certificate or None,
-    }  # fmt: skip
     with console.errors_in_words():
         if asked == _INIT:
             _init(context, pathlib.Path(_FILE if new_file is None else new_file))
@@ -206,15 +200,19 @@ def audit(
         console.ready_folder(out_folder)
         with without_plug_ins(unless=asked is None or trust):
             result = _run(
-                asked, _said(given), _said(limits), out_folder, overwrite, extend,
-                include_reconstructions,
+                asked, _said(context, _PLAN), _said(context, _LIMITS), out_folder,
+                overwrite, extend, include_reconstructions,
             )  # fmt: skip
         _show(result, out_folder, as_json)
         _finish(result)
 
 
-def _said(options_: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options_.items() if value is not None}
+def _said(context: typer.Context, names: tuple[str, ...]) -> dict[str, Any]:
+    """Returns what was said on the command line, as an audit names it."""
+    given = {name.rstrip("_"): context.params[name] for name in names}
+    unsaid = (None, (), [])  # and a flag that is off; 0 is a number
+    said = {k: v for k, v in given.items() if v not in unsaid}
+    return {k: v for k, v in said.items() if v is not False}
 
 
 def _init(context: typer.Context, path: pathlib.Path) -> None:

@@ -231,6 +231,13 @@ EQUALS = changed(
 )
 
 
+def test_a_malicious_server_has_an_attack_of_its_own():
+    asked = SMALL | {"threats": ["aware", "malicious"], "attacks": [], "types": [0]}
+    cells = Grid.of(changed(AuditPlan(), asked)).cells()
+    methods = {c["threat"]: c["method"] for c in cells if c["kind"] == "attack"}
+    assert methods == {"aware": "strongest", "malicious": "imprint"}
+
+
 def test_cells_are_the_same_only_if_the_same_is_read():
     cells = {c["id"]: c for c in Grid.of(EQUALS).cells()}
     found = {
