@@ -118,9 +118,10 @@ def _line_up_found(groups: Sequence[tuple[str, Sequence[Plain]]]) -> str:
         most = "no bound" if bound is None else f"at most {bound:.2f}"
         said.append(f"{name} {row['measured']['value']:.2f} ({most})")
     first = groups[0][1][0]
+    noise = "" if first.get("sigma") is None else f" at σ = {first['sigma']:g}"
     return (
         f"Picked out of {first['candidates']} with {first['looks']} "
-        f"look{'s' * (first['looks'] != 1)}: {'; '.join(said)}"
+        f"look{'s' * (first['looks'] != 1)}{noise}: {'; '.join(said)}"
     )
 
 

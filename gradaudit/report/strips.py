@@ -41,11 +41,17 @@ def strips_of(saved: Saved, cells: Sequence[Plain]) -> Iterator[Plain]:
 
 
 def _title(cells: Sequence[Plain]) -> str:
-    """Returns "type 2, none and fed-sdp; type 1, none"."""
+    """Returns "type 2, none and fed-sdp", or "types 1 and 0, fed-cdp"."""
     by_type: dict[int, list[str]] = {}
     for cell in cells:
         by_type.setdefault(cell["type"], []).append(cell["defense"]["text"])
-    return "; ".join(f"type {t}, {' and '.join(n)}" for t, n in by_type.items())
+    by_names: dict[str, list[str]] = {}
+    for leakage, names in by_type.items():
+        by_names.setdefault(" and ".join(names), []).append(str(leakage))
+    return "; ".join(
+        f"type{'s' * (len(types) > 1)} {' and '.join(types)}, {names}"
+        for names, types in by_names.items()
+    )
 
 
 def strip(title: str, verdict: str, figure: str, found: Sequence[Plain]) -> Plain:

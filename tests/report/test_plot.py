@@ -147,6 +147,20 @@ def test_what_can_not_be_drawn_is_said(draw, words, audited):
         draw(audited if words == "did not train" else cell)
 
 
+def test_no_two_lines_of_a_figure_look_the_same(attack):
+    """Four defenses under two threats: a colour each, and dashes for the threat."""
+    results = []
+    for defense, threat in itertools.product("abcd", ("curious", "aware")):
+        document = copy.deepcopy(attack.to_dict())
+        document["about"]["defense"] = defense
+        document["threat"]["name"] = threat
+        results.append(type(attack)(document, attack.folder))
+    (axes,) = ga.plot.resilience(*results).axes
+    lines = [line for line in axes.lines if not line.get_label().startswith("_")]
+    looks = {(each.get_color(), str(each._dash_pattern)) for each in lines}
+    assert len(looks) == len(lines) == 8
+
+
 def test_epsilon_that_adversaries_reach():
     """Of a local mechanism, fresh and as its file has it: null where no error was."""
     report = ga.ldp_audit(
