@@ -210,9 +210,10 @@ def audit(
 def _said(context: typer.Context, names: tuple[str, ...]) -> dict[str, Any]:
     """Returns what was said on the command line, as an audit names it."""
     given = {name.rstrip("_"): context.params[name] for name in names}
-    unsaid = (None, (), [])  # and a flag that is off; 0 is a number
-    said = {k: v for k, v in given.items() if v not in unsaid}
-    return {k: v for k, v in said.items() if v is not False}
+    # A flag that is off and an empty list say nothing; 0 is a number.
+    return {
+        k: v for k, v in given.items() if v not in (None, (), []) and v is not False
+    }
 
 
 def _init(context: typer.Context, path: pathlib.Path) -> None:
