@@ -58,10 +58,6 @@ class AuditPlan:
         default, or that of the papers' MNIST.
       delta: of the privacy claim.
       train_rounds: rounds of a training under each defense, for accuracy; 0: none.
-      captured: folders of updates that somebody recorded, attacked as they are. If
-        no data set is named, these alone.
-      truth: what the captured were computed on, if it is known: see `attack_captured`.
-      captured_defense: what was done to the captured, for an aware adversary.
       seed: everything random follows from it.
     """
 
@@ -87,17 +83,13 @@ class AuditPlan:
     setting: Setting | None = None
     delta: float = 1e-5
     train_rounds: int = 0
-    captured: tuple[str, ...] = ()
-    truth: str | None = None
-    captured_defense: str | Defense = "none"
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("datasets", "defenses", "types", "threats"):
-            values = getattr(self, name) or (name == "datasets" and self.captured)
-            require(bool(values), f"an audit needs at least one of its {name}")
-        several = ("defenses", "types", "threats", "attacks", "looks", "captured")
-        for name in ("datasets", *several):
+            values = getattr(self, name)
+            require(len(values) > 0, f"an audit needs at least one of its {name}")
+        for name in ("datasets", "defenses", "types", "threats", "attacks", "looks"):
             values = getattr(self, name)
             twice = [v for i, v in enumerate(values) if v in values[:i]]
             require(not twice, f"{name}: {twice[:1]} is given twice")
@@ -123,10 +115,6 @@ class AuditPlan:
             0 < self.success_rmse < 1,
             f"success_rmse must lie in (0, 1), got {self.success_rmse}",
         )
-        require(
-            self.truth is None or bool(self.captured),
-            f"truth ({self.truth}) is that of captured updates: name their folder",
-        )
         require(0 < self.delta < 1, f"delta must lie in (0, 1), got {self.delta}")
         require(
             0 <= self.seed < 2**32, f"seed must lie in 0..2^32 - 1, got {self.seed}"
@@ -137,8 +125,7 @@ class AuditPlan:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         found = Spec.of("audit", **fields)
         # Files that stand in a list are found one by one.
-        named = (*self.datasets, *self.defenses, *self.captured, self.truth)
-        parts = [Spec.of("", part=part) for part in named]
+        parts = [Spec.of("", part=part) for part in (*self.datasets, *self.defenses)]
         sources = {k: v for part in parts for k, v in part.sources.items()}
         return dataclasses.replace(found, sources={**found.sources, **sources})
 
@@ -161,8 +148,6 @@ def changed(plan: AuditPlan, asked: Mapping[str, Any]) -> AuditPlan:
         if isinstance(fields[name], tuple) and not isinstance(value, tuple):
             value = tuple(value) if isinstance(value, list) else (value,)
         given[name] = value
-    if given.get("captured") and plan.datasets == fields["datasets"]:
-        given = {"datasets": ()} | given  # the default is for who has nothing
     return dataclasses.replace(plan, **given)
 
 
@@ -193,11 +178,6 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "mechanism": {"trials": ("mechanism_trials", _WHOLE)},
     "training": {"rounds": ("train_rounds", _WHOLE)},
-    "captured": {
-        "folders": ("captured", _TEXTS),
-        "truth": ("truth", _TEXT),
-        "defense": ("captured_defense", _TEXT),
-    },
 }
 
 
@@ -287,7 +267,7 @@ def _federation(
     path: pathlib.Path, plan: AuditPlan, table: Mapping[str, Any]
 ) -> Setting:
     """Returns the published setting of the first data set, with the table's changes."""
-    first = next(iter(plan.datasets), "")
+    first = plan.datasets[0]
     base = PAPER_SETTINGS.get(
         first if isinstance(first, str) else first.name, Setting()
     )

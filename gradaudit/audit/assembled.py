@@ -22,10 +22,6 @@ _GENERAL = (
     "Every interval is at 95 % on its own; of many cells a few are wrong.",
 )
 _UNTRAINED = "The networks are untrained: later rounds may leak less or more."
-_UNSEEN = (
-    "Nobody gave what the captured updates were computed on: that an answer is "
-    "determined by what was sent was not compared with the private data."
-)
 _LINE_UPS_UNTRAINED = "Line-ups are played on untrained networks."
 
 
@@ -44,16 +40,16 @@ def assemble(
     claims = {
         guard.text: _claims(guard, rows["accounting"], rows["mechanism"])
         for guard in grid.guards
-    } | {grid.captured.text: _findings(_rows(cells, outcomes, "captured"))}
+    }
     attacked = [
         _cell(grid, cell, outcomes.get(cell["same_as"] or cell["id"]), claims)
         for cell in cells
-        if cell["kind"] in ("attack", "captured", "line-up")
+        if cell["kind"] in ("attack", "line-up")
     ]
     said = [
-        {"defense": name, "sentence": sentence}
-        for name, sentences in claims.items()
-        for sentence in sentences
+        {"defense": guard.text, "sentence": sentence}
+        for guard in grid.guards
+        for sentence in claims[guard.text]
     ]
     document: Plain = {
         "schema_version": SCHEMA_VERSION,
@@ -73,19 +69,8 @@ def assemble(
     return document | {"gates": gates.judge(document)}
 
 
-def _findings(captured: Sequence[tuple[Plain, Plain]]) -> list[str]:
-    """Returns what captured updates say against what was claimed of them."""
-    found: dict[str, None] = {}
-    for _, outcome in captured:
-        checked = (outcome["result"] or {}).get("mechanism") or {"findings": []}
-        against = [f["sentence"] for f in checked["findings"] if f["against"]]
-        found |= dict.fromkeys(f"{each[:1].upper()}{each[1:]}." for each in against)
-    return list(found)
-
-
 def _title(grid: Grid) -> str:
-    names = [data.text for data in grid.data] + [each.text for each in grid.updates]
-    return f"Audit of {', '.join(names)}"
+    return f"Audit of {', '.join(data.text for data in grid.data)}"
 
 
 def _status(cells: Sequence[Plain], outcomes: Outcomes, interrupted: bool) -> str:
@@ -130,13 +115,10 @@ def _claims(
 def _cell(
     grid: Grid, cell: Plain, outcome: Plain | None, claims: Mapping[str, list[str]]
 ) -> Plain:
-    captured = cell["kind"] == "captured"
-    sources = grid.updates if captured else grid.data
-    guards = (grid.captured,) if captured else grid.guards
-    guard = next(g for g in guards if g.text == cell["defense"])
-    data = next(d for d in sources if d.text == cell["dataset"])
+    guard = next(g for g in grid.guards if g.text == cell["defense"])
+    data = next(d for d in grid.data if d.text == cell["dataset"])
     result = (outcome or {}).get("result") or {}
-    is_attack = cell["kind"] != "line-up"
+    is_attack = cell["kind"] == "attack"
     line_ups = [] if is_attack else result.get("metrics", {}).get("cells", [])
     bound = result.get("certificate") if is_attack else None
     if line_ups:
@@ -144,13 +126,11 @@ def _cell(
     if bound and cell["same_as"] and bound["value"] is None:
         bound = bound | {"reason": _reason(guard, cell["type"], bound["reason"])}
     metrics = result.get("metrics") if is_attack else None
-    if metrics and "asr" not in metrics:
-        metrics = None  # nobody gave the truth: the verdict says what can be said
     status = (outcome or {"status": MISSING})["status"]
     return {
         "id": cell["id"],
         "name": cell["name"],
-        "kind": "attack" if is_attack else "line-up",
+        "kind": cell["kind"],
         "dataset": data.plain(),
         "model": data.model.name,
         "defense": {
@@ -286,9 +266,7 @@ def _limitations(grid: Grid, cells: Sequence[Plain]) -> list[str]:
     """Returns what holds of the audit as a whole, and then what holds of cells."""
     plan = grid.plan
     found = list(_GENERAL)
-    if grid.updates and plan.truth is None:
-        found.append(_UNSEEN)
-    if plan.round == 0 and grid.data:
+    if plan.round == 0:
         found.append(_UNTRAINED)
     elif any(cell["kind"] == "line-up" for cell in cells):
         found.append(_LINE_UPS_UNTRAINED)

@@ -171,27 +171,6 @@ def attack_captured(
     return dataclasses.replace(unseen, picked=picked)
 
 
-@dataclasses.dataclass(frozen=True)
-class Overview:
-    """What is known of captured updates before anybody attacks them."""
-
-    model: Model
-    reads: Leakage
-    count: int
-
-
-def overview(
-    captured: str | pathlib.Path,
-    model: str | Model,
-    truth: str | pathlib.Path | None = None,
-) -> Overview:
-    """Reads captured updates as `attack_captured` does; raises in words likewise."""
-    captures = _captures(pathlib.Path(captured), None, None, {})
-    net = model if isinstance(model, Model) else _model(model, captures, truth, None)
-    leakage = Leakage(PLACES[captures[0].facts.place])
-    return Overview(net, leakage, len(captures))
-
-
 def _model(
     name: str,
     captures: Sequence[Capture],

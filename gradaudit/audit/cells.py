@@ -17,7 +17,6 @@ from typing import Any
 
 from gradaudit import files, machine
 from gradaudit.audit.attack import attack
-from gradaudit.audit.captured_attack import attack_captured
 from gradaudit.audit.informed import line_up
 from gradaudit.audit.sizes import gradient_norms
 from gradaudit.audit.train import train
@@ -148,13 +147,6 @@ def _attack(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
     return report | {"certificate": bounds and bounds["reconstruction"]}
 
 
-def _captured(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
-    # Pictures stay in the folder; the page shows them only if it is asked to.
-    result = attack_captured(**arguments, pictures=True, keep=folder, progress=tell)
-    result.save(folder)
-    return result.to_dict() | {"certificate": None}
-
-
 def _line_up(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
     result = line_up(**arguments, progress=tell)
     result.save(folder)
@@ -200,7 +192,6 @@ def _training(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
 
 _KINDS: dict[str, Callable[[Plain, pathlib.Path, Tell], Plain]] = {
     "attack": _attack,
-    "captured": _captured,
     "line-up": _line_up,
     "mechanism": _mechanism,
     "accounting": _accounting,

@@ -8,19 +8,16 @@ audits are one.
 import dataclasses
 import hashlib
 import json
-import pathlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-from gradaudit import files
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
 from gradaudit.audit.asked import AuditPlan
 from gradaudit.audit.attack import chosen_model
-from gradaudit.audit.captured_attack import Overview, overview
 from gradaudit.audit.threat import Threat, transforms_seen
 from gradaudit.audit.training_plan import default_setting
 from gradaudit.data import CATALOGUE, Dataset, load_dataset
@@ -67,42 +64,15 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class Updates:
-    """Captured updates of the grid, read and named."""
-
-    text: str  # how they were given
-    overview: Overview
-
-    @property
-    def model(self) -> Model:
-        """The clients' model."""
-        return self.overview.model
-
-    def plain(self) -> Plain:
-        """Returns what audit.json says of them."""
-        return {
-            "text": self.text,
-            "name": "captured",
-            "public": False,
-            "shape": list(self.model.input_shape),
-            "classes": self.model.classes,
-            "examples": self.overview.count,
-        }
-
-
-@dataclasses.dataclass(frozen=True)
 class Guard:
     """A defense of the grid, read and named."""
 
     given: str | Defense
     defense: Defense
-    captured: bool = False  # nobody simulates it: what was sent went through it
 
     @property
     def text(self) -> str:
         """How it was given."""
-        if self.captured:
-            return "as captured"
         return self.given if isinstance(self.given, str) else self.given.name
 
     @property
@@ -117,21 +87,17 @@ class Grid:
 
     plan: AuditPlan
     data: tuple[Data, ...]
-    updates: tuple[Updates, ...]
     guards: tuple[Guard, ...]
-    captured: Guard  # what was done to the captured updates
 
     @classmethod
     def of(cls, plan: AuditPlan) -> "Grid":
         """Reads every part of a plan; raises in words for what can't work."""
         data = tuple(_data(plan, given) for given in plan.datasets)
-        updates = tuple(_updates(plan, given) for given in plan.captured)
         guards = tuple(
             Guard(each, parse_defense(each) if isinstance(each, str) else each)
-            for each in (*plan.defenses, plan.captured_defense)
+            for each in plan.defenses
         )
-        known = dataclasses.replace(guards[-1], captured=True)
-        grid = cls(plan, data, updates, guards[:-1] if data else (), known)
+        grid = cls(plan, data, guards)
         for threat in plan.threats:
             adversary = Threat.parse(threat, Leakage.EXAMPLE)
             for method in grid.attacks_of(threat):
@@ -151,8 +117,7 @@ class Grid:
 
     def is_control(self, guard: Guard) -> bool:
         """Returns whether it is only there to show that the attacks work."""
-        alone = all(each.idle for each in self.guards) and not self.updates
-        return guard.idle and not guard.captured and not alone
+        return guard.idle and not all(each.idle for each in self.guards)
 
     def _reads(self, guard: Guard, leakage: int, threat: str) -> Any:
         """Returns what decides what an adversary reads and is told.
@@ -182,7 +147,6 @@ class Grid:
             *self._accounting(),
             *self._mechanisms(),
             *self._norms(),
-            *self._captured(),
             *self._attacks(),
             *self._line_ups(),
             *self._trainings(),
@@ -222,28 +186,8 @@ class Grid:
             iterations=plan.iterations, restarts=plan.restarts,
             success_rmse=plan.success_rmse, seed=plan.seed,
         )  # fmt: skip
-        return self._cell("attack", spec, data, guard, leakage, threat, _label(method))
-
-    def _captured(self) -> Iterator[tuple[Plain, Any]]:
-        plan = self.plan
-        for updates in self.updates:
-            reads = int(updates.overview.reads)
-            here = {updates.text: files.digest(pathlib.Path(updates.text))}
-            for threat in plan.threats:
-                known = Threat.parse(threat, updates.overview.reads).knows
-                if Knowledge.DEFENSE in known and self.captured.idle:
-                    continue  # nobody says what was done: it knows no more
-                for method in self.attacks_of(threat):
-                    spec = Spec.of(
-                        "attack-captured", captured=updates.text, truth=plan.truth,
-                        model=plan.model, method=method, threat=threat,
-                        defense=self.captured.given, iterations=plan.iterations,
-                        restarts=plan.restarts, success_rmse=plan.success_rmse,
-                        seed=plan.seed,
-                    )  # fmt: skip
-                    spec = dataclasses.replace(spec, sources={**spec.sources, **here})
-                    parts = ("captured", spec, updates, self.captured, reads, threat)
-                    yield self._cell(*parts, _label(method)), None
+        label = method if isinstance(method, str) else type(method).__name__
+        return self._cell("attack", spec, data, guard, leakage, threat, label)
 
     def _line_ups(self) -> Iterator[tuple[Plain, Any]]:
         plan = self.plan
@@ -329,7 +273,7 @@ class Grid:
         self,
         kind: str,
         spec: Spec,
-        data: Data | Updates,
+        data: Data,
         guard: Guard,
         leakage: int | None = None,
         threat: str = "",
@@ -374,19 +318,6 @@ def _slug(text: str) -> str:
     """Returns letters, digits and dashes: a name that any folder can have."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower().encode("ascii", "ignore").decode())
     return plain.strip("-")[:_LONGEST].strip("-") or "cell"
-
-
-def _label(method: str | Attack) -> str:
-    return method if isinstance(method, str) else type(method).__name__
-
-
-def _updates(plan: AuditPlan, given: str) -> Updates:
-    require(
-        plan.model is not None,
-        f"the captured updates of {given} need the clients' model: model = "
-        '"path/to/file.py:build"',
-    )
-    return Updates(given, overview(given, plan.model or "", plan.truth))
 
 
 def _data(plan: AuditPlan, given: str | Dataset) -> Data:

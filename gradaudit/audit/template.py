@@ -54,14 +54,6 @@ delta = 0.00001
 # batches = "fixed"     # or poisson
 # partition = "shards:classes=2"
 
-[captured]
-# Updates that were recorded from a federation that runs, attacked as they are; then
-# [scope] needs the clients' model = "path/to/file.py:build". If datasets is left out,
-# these alone are audited.
-# folders = ["recorded"]
-# truth = "private.npz"  # what they were computed on, if you have it: x and y
-defense = "none"  # what was done to them, for an aware adversary
-
 [training]
 rounds = 0  # also train so many rounds under each defense, for accuracy; 0: don't
 

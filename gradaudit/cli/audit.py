@@ -23,8 +23,6 @@ gradaudit audit audit.toml --max-asr 0.05 --require-certificate
 
 gradaudit audit --dataset mnist --defense none --defense fed-cdp:clip=4,sigma=6
 
-gradaudit audit --captured recorded/ --model mine.py:build
-
 Exit codes: 0 done (gates held), 1 a gate is broken, 2 bad input, 3 inconclusive (a gate
 can't be decided, or a cell failed), 70 a bug, 130 interrupted (the report covers what
 was done; the same command goes on).
@@ -79,13 +77,6 @@ Threats = Annotated[
 Attacks = Annotated[
     list[str] | None,
     _of(_GRID, "An attack; default: the strongest of each threat.", "--attack"),
-]
-Captured = Annotated[
-    list[str] | None,
-    _of(_GRID, "A folder of recorded updates; again for more.", "--captured"),
-]
-Truth = Annotated[
-    str | None, _of(_GRID, "What the captured were computed on: .npz, or a folder.")
 ]
 Victims = Annotated[int | None, _of(_CELL, "Victims of each attack.")]
 Draws = Annotated[int | None, _of(_CELL, "Networks, victims dealt over them.")]
@@ -156,8 +147,6 @@ def audit(
     types: Types = None,
     threats: Threats = None,
     attacks: Attacks = None,
-    captured: Captured = None,
-    truth: Truth = None,
     victims: Victims = None,
     draws: Draws = None,
     batch_size: BatchSize = None,

@@ -41,9 +41,7 @@ def verdict_of(cell: Plain, outcome: Plain | None) -> Plain:
         if outcome and outcome["error"]:
             said = f"It could not be run: {outcome['error']}"
         return _verdict(kind, said, None, None, None, "nothing")
-    if "determined" in outcome["result"]["metrics"]:
-        return _of_unseen(cell, outcome["result"])
-    of = {"attack": _of_attack, "captured": _of_attack, "line-up": _of_line_up}
+    of = {"attack": _of_attack, "line-up": _of_line_up}
     return of[cell["kind"]](cell, outcome["result"])
 
 
@@ -115,26 +113,6 @@ def _of_attack(cell: Plain, result: Plain) -> Plain:
         f"tried.{more}"
     )
     return _verdict(UNSHOWN, said, rate, guess, bound, tried)
-
-
-def _of_unseen(cell: Plain, result: Plain) -> Plain:
-    """Says of captured updates without a truth whether they determine an answer."""
-    found, asked = result["metrics"]["determined"], result["victims"]["asked"]
-    rate = {key: found[key] for key in ("value", "low", "high", "interval")}
-    won = round((rate["value"] or 0.0) * asked)
-    tried = (
-        f"{cell['method']}, {cell['threat']}, {result['about']['restarts']} "
-        f"independent starts, {asked} update{'s' * (asked != 1)}, no truth given"
-    )
-    said = (
-        f"{won} of {asked} captured updates determine what they were computed on "
-        f"(independent starts agree on an answer that explains what was sent): "
-        f"{in_words(rate)}."
-    )
-    if won:
-        return _verdict(LEAKS, said, rate, None, None, tried)
-    said += f" At 95 % no more than {rate['high']:.2f} do, by what was tried."
-    return _verdict(UNSHOWN, said, rate, None, None, tried)
 
 
 def _of_line_up(cell: Plain, result: Plain) -> Plain:
@@ -218,23 +196,20 @@ def _sentence(cell: Plain | None, among: int) -> str:
 
 def _control(cells: Sequence[Plain]) -> str | None:
     """Says whether the attacks work at all where nothing stops them."""
-    run = [cell for cell in cells if cell["verdict"]["kind"] not in (FAILED, MISSING)]
-    if not run:
-        return "What leaks without a defense was not run." if cells else None
-    leaks = [cell for cell in run if cell["verdict"]["kind"] == LEAKS]
-    left = len(cells) - len(run)
-    more = f" ({left} more were not run.)" if left else ""
-    if len(leaks) == len(run):
-        return f"Without a defense every place leaks: the attacks work here.{more}"
+    if not cells:
+        return None
+    leaks = [cell for cell in cells if cell["verdict"]["kind"] == LEAKS]
+    if len(leaks) == len(cells):
+        return "Without a defense every place leaks: the attacks work here."
     if leaks:
-        silent = [c["name"] for c in run if c["verdict"]["kind"] != LEAKS]
+        silent = [c["name"] for c in cells if c["verdict"]["kind"] != LEAKS]
         return (
-            f"Without a defense {len(leaks)} of {len(run)} places leak; where they "
-            f"do not ({'; '.join(silent)}), a defense can't be credited.{more}"
+            f"Without a defense {len(leaks)} of {len(cells)} places leak; where they "
+            f"do not ({'; '.join(silent)}), a defense can't be credited."
         )
     return (
         "Without a defense nothing was shown to leak either: these attacks are too "
-        f"weak here to say anything about the defenses.{more}"
+        "weak here to say anything about the defenses."
     )
 
 

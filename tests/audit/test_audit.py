@@ -338,8 +338,6 @@ def test_the_template_is_the_default(tmp_path):
         ("[scope]\ntypes = [2, 2]", "twice"),
         ("[attack]\nvictims = 0", "at least 1"),
         ("[attack]\nsuccess_rmse = nan", "success_rmse"),
-        ("[captured]\ntruth = 'x.npz'", "name their folder"),
-        ("[captured]\nfolder = ['x']", "did you mean 'folders'"),
         ("[gates]\nmax_asr = 2", "max_asr"),
         ("[gates]\nmax_asrr = 0.1", "did you mean 'max_asr'"),
         ("[gates]\nrequire_certificate = 1", "true or false"),
@@ -366,8 +364,6 @@ def test_a_file_that_can_not_be_meant_is_refused(text, words, tmp_path):
         ({"threats": ["curius"]}, "did you mean 'curious'"),
         ({"model": "mpl"}, "did you mean 'mlp'"),
         ({"victim": 3}, "did you mean 'victims'"),
-        ({"truth": "x.npz"}, "name their folder"),
-        ({"captured": ["nowhere"]}, "nowhere"),
         ({"attacks": ["cpl:labels=known"]}, "curious+labels"),
     ],
 )

@@ -21,7 +21,6 @@ from gradaudit.defenses import none
 from gradaudit.errors import InputError
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.networks import build_model
-from gradaudit.report import schema
 from gradaudit.types import Observation, Reconstruction, Status
 
 DATA = load_dataset("digits")
@@ -104,57 +103,6 @@ def test_without_the_truth_it_says_what_can_be_said(plain, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"result.json", "evidence.csv"}
     text = (tmp_path / "result.json").read_text()
     assert "reconstruction" not in text
-
-
-@pytest.fixture
-def recorded(tmp_path):
-    """Updates that claim noise which is not on, as an audit is asked about them."""
-    folder = capture(tmp_path, claim={"clip": 1.0, "noise_std": 0.5})
-    model, threats = f"{tmp_path / 'mine.py'}:build", ["curious", "aware", "informed"]
-    asked = {"captured": [str(folder)], "model": model, "threats": threats}
-    return asked | {"attacks": ["analytic"]}
-
-
-def test_an_audit_of_captured_updates(recorded, tmp_path):
-    result = ga.audit(**recorded, out=tmp_path / "out")
-    document = result.to_dict()
-    schema.validate(document, schema.AUDIT)
-    (cell,) = document["cells"]  # nobody says what an aware adversary would know
-    assert cell["verdict"]["kind"] == "leaks" and cell["type"] == 1
-    assert "3 of 3 captured updates determine" in cell["verdict"]["sentence"]
-    assert cell["defense"]["text"] == "as captured" and not cell["defense"]["control"]
-    (claim,) = [c for c in document["headline"]["claims"] if "noise" in c["sentence"]]
-    assert claim["defense"] == "as captured"
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "as captured" in page and "withheld" in page and "<img" not in page
-    again = ga.audit(**recorded, out=tmp_path / "out")
-    assert again.to_dict()["cells"] == document["cells"]
-
-
-def test_an_audit_of_captured_updates_with_the_truth(recorded, tmp_path):
-    recorded |= {"truth": str(tmp_path / "truth"), "captured_defense": "prune:ratio=0"}
-    recorded |= {"datasets": ["digits"], "defenses": ["none"], "types": [2]}
-    recorded |= {"threats": ["curious", "aware"], "victims": 2}
-    result = ga.audit(**recorded, out=tmp_path / "out", include_reconstructions=True)
-    document = result.to_dict()
-    schema.validate(document, schema.AUDIT)
-    seen = [c for c in document["cells"] if c["defense"]["text"] == "as captured"]
-    assert [c["threat"]["name"] for c in seen] == ["curious", "aware"]
-    for cell in seen:
-        assert "3 of 3 victims were rebuilt" in cell["verdict"]["sentence"]
-    others = [c for c in document["cells"] if c not in seen]
-    assert {c["defense"]["text"] for c in others} == {"none"}
-    assert all(c["defense"]["control"] for c in others)
-    assert "<img" in (tmp_path / "out" / "report.html").read_text()
-    # Another update in the folder is another audit.
-    recorded["captured"] = [str(tmp_path / "rec" / "round-0001-client-0-wire")]
-    with pytest.raises(InputError, match="--overwrite"):
-        ga.audit(**recorded, out=tmp_path / "out")
-
-
-def test_captured_updates_need_a_model(recorded):
-    with pytest.raises(InputError, match="need the clients' model"):
-        ga.audit(**recorded | {"model": None})
 
 
 def test_pictures_are_written_if_asked_for(plain, tmp_path):
