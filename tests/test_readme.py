@@ -1,8 +1,13 @@
-"""No figure of README's table stands without its record."""
+"""README keeps what it says: figures, links, pictures, commands."""
 
 import json
+import re
+import shlex
 
 import pytest
+import typer
+
+from gradaudit.cli.app import app
 
 ATTACK = "metrics/asr"
 SUITE = "measured/asr"
@@ -52,3 +57,31 @@ def test_a_figure_is_that_of_its_record(file, path, printed, root):
     number = next(word.rstrip("x") for word in words if word[0].isdigit())
     decimals = len(number.partition(".")[2])
     assert f"{value:.{decimals}f}" == number
+
+
+@pytest.fixture
+def readme(root):
+    return (root / "README.md").read_text()
+
+
+def test_links_and_pictures_are_there(readme, root):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", readme)
+    assert "docs/faces.png" in links
+    for link in links:
+        assert (root / link).exists(), link
+        if link.endswith(".png"):  # small: it is the first thing that is loaded
+            assert (root / link).stat().st_size < 200_000
+
+
+def test_commands_are_those_that_there_are(readme):
+    """Every line of a block of commands is one that the program would begin with."""
+    blocks = re.findall(r"```\n(.*?)```", readme, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    found = [line for line in lines if line.startswith("gradaudit ")]
+    assert len(found) > 10
+    for line in found:
+        words = shlex.split(line, comments=True)[1:]
+        command = typer.main.get_command(app)
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        command.make_context(command.name, words)  # unknown options raise

@@ -11,7 +11,7 @@ from gradaudit.audit.threat import KNOWN, Threat, transforms_seen
 from gradaudit.privacy.certificate import READ_BEFORE
 from gradaudit.report.result import SCHEMA_VERSION
 from gradaudit.report.verdict import PLACES, claims_of, headline, places, verdict_of
-from gradaudit.types import Leakage
+from gradaudit.types import Knowledge, Leakage
 
 Plain = dict[str, Any]
 Outcomes = Mapping[str, Plain]  # by the cell's id
@@ -182,7 +182,9 @@ def _threat(cell: Plain) -> Plain:
         "name": cell["threat"],
         "type": cell["type"],
         "knows": [*KNOWN, *sorted(need.value for need in adversary.knows)],
-        "alters": "nothing",
+        "alters": "the parameters that clients receive"
+        if Knowledge.PARAMETERS in adversary.knows
+        else "nothing",
     }
 
 

@@ -167,12 +167,12 @@ class Grid:
         return cells
 
     def _attacks(self) -> Iterator[tuple[Plain, Any]]:
-        plan = self.plan
+        # Places last: they share no program, and may be compiled side by side.
         for data in self.data:
-            for leakage in plan.types:
-                for guard in self.guards:
-                    for threat in plan.threats:
-                        for method in self.attacks_of(threat):
+            for guard in self.guards:
+                for threat in self.plan.threats:
+                    for method in self.attacks_of(threat):
+                        for leakage in self.plan.types:
                             cell = self._attack(data, leakage, guard, threat, method)
                             yield cell, self._reads(guard, leakage, threat)
 
@@ -201,8 +201,8 @@ class Grid:
         if INFORMED not in plan.threats:
             return
         for data in self.data:
-            for leakage in plan.types:
-                for guard in self.guards:
+            for guard in self.guards:
+                for leakage in plan.types:
                     alone = leakage == Leakage.EXAMPLE
                     spec = Spec.of(
                         "line-up", type=leakage, defense=guard.given,

@@ -18,7 +18,7 @@ defenses = ["none", "prune:ratio=0.6,at=per_example", "fed-sdp", "fed-cdp"]
 # at the client, 0 a client's update at the server.
 types = [2, 1, 0]
 # What it knows: curious (the model), aware (also the defense), informed (also
-# candidates, one of which is the victim).
+# candidates, one of which is the victim); malicious also chooses the parameters.
 threats = ["curious", "aware", "informed"]
 attacks = []  # [] = the strongest of each threat; see `gradaudit list attacks`
 

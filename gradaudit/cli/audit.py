@@ -34,6 +34,14 @@ was done; the same command goes on).
 DEFAULT_FOLDER = pathlib.Path("gradaudit-audit")
 _INIT, _FILE = "init", "audit.toml"
 _GRID, _CELL, _GATES = "The grid", "Each cell", "Gates"
+# Which parameters of the command are fields of AuditPlan, and which of Gates.
+_PLAN = (
+    "title", "datasets", "model", "defenses", "types", "threats", "attacks",
+    "captured", "truth", "victims", "draws", "batch_size", "local_steps", "round_",
+    "iterations", "restarts", "success_rmse", "candidates", "looks", "line_ups",
+    "mechanism_trials", "train_rounds", "seed",
+)  # fmt: skip
+_LIMITS = ("max_asr", "max_line_up", "min_rmse", "max_epsilon", "require_certificate")
 
 
 def _of(panel: str, words: str, *flags: str) -> Any:
@@ -192,20 +200,6 @@ def audit(
     over the file. Cells are kept in --out as they finish: the same command does only
     what is missing.
     """
-    given = {
-        "title": title, "captured": captured, "truth": truth, "datasets": datasets,
-        "model": model, "defenses": defenses,
-        "types": types, "threats": threats, "attacks": attacks, "victims": victims,
-        "draws": draws, "batch_size": batch_size, "local_steps": local_steps,
-        "round": round_, "iterations": iterations, "restarts": restarts,
-        "success_rmse": success_rmse, "candidates": candidates, "looks": looks,
-        "line_ups": line_ups, "mechanism_trials": mechanism_trials,
-        "train_rounds": train_rounds, "seed": seed,
-    }  # fmt: skip
-    limits = {
-        "max_asr": max_asr, "max_line_up": max_line_up, "min_rmse": min_rmse,
-        "max_epsilon": max_epsilon, "require_certificate": require_certificate or None,
-    }  # fmt: skip
     with console.errors_in_words():
         if asked == _INIT:
             _init(context, pathlib.Path(_FILE if new_file is None else new_file))
@@ -215,14 +209,19 @@ def audit(
         console.ready_folder(out_folder)
         with without_plug_ins(unless=asked is None or trust):
             result = _run(
-                asked, _said(given), _said(limits), on, out_folder, overwrite, extend,
-                include_reconstructions,
+                asked, _said(context, _PLAN), _said(context, _LIMITS), on, out_folder,
+                overwrite, extend, include_reconstructions,
             )  # fmt: skip
         _finish(result, out_folder, as_json)
 
 
-def _said(options_: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options_.items() if value is not None}
+def _said(context: typer.Context, names: tuple[str, ...]) -> dict[str, Any]:
+    """Returns what was said on the command line, as an audit names it."""
+    given = {name.rstrip("_"): context.params[name] for name in names}
+    # A flag that is off and an empty list say nothing; 0 is a number.
+    return {
+        k: v for k, v in given.items() if v not in (None, (), []) and v is not False
+    }
 
 
 def _init(context: typer.Context, path: pathlib.Path) -> None:

@@ -87,13 +87,15 @@ def legend(figure: Picture, axes: Any, columns: int = 2) -> None:
     """Puts the lines' names below the figure."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
+        # So many letters of this size, and a line before each name, fit beside others.
+        fits = int(13 * figure.get_figwidth()) // (max(map(len, labels)) + 6)
         figure.legend(
             handles,
             labels,
             fontsize=SMALL,
             frameon=False,
             loc="outside lower center",
-            ncols=min(columns, len(labels)),
+            ncols=max(1, min(columns, len(labels), fits)),
         )
 
 

@@ -1,4 +1,4 @@
-"""Curves of single runs: searches, trainings, accounting, local privacy."""
+"""Curves of single runs: searches, trainings, accounting, sweeps over norms."""
 
 import pathlib
 import textwrap
@@ -14,7 +14,6 @@ from gradaudit.report.result import write_figure
 
 if TYPE_CHECKING:
     from gradaudit.audit.outcome import AttackResult
-    from gradaudit.distinguish.bounds import Cell
     from gradaudit.distinguish.whitebox import NormPoint
     from gradaudit.federation.training import RoundRecord
 
@@ -136,48 +135,12 @@ def _label(name: str, curve: FloatArray) -> str:
     return f"{_LABELS[name]}: {curve[-1]:.4g}"
 
 
-_STYLE = {
-    "white": {"color": "#c44e52", "marker": "o", "label": "white box"},
-    "black": {"color": "#4c72b0", "marker": "s", "label": "black box"},
-}
-
-
-def epsilon_figure(cells: "Sequence[Cell]") -> Any:
-    """Draws one panel per adversary: both boxes, measured and proven, and y = x."""
-    names = list(dict.fromkeys(cell.adversary for cell in cells))
-    columns = min(3, len(names))
-    rows = -(-len(names) // columns)
-    figure, grid = _figure(rows, columns)
-    top = 1.15 * max(cell.epsilon for cell in cells)
-    for axes, name in zip(grid.flat, names, strict=False):
-        _identity(axes, top)
-        for box, style in _STYLE.items():
-            chosen = [
-                cell
-                for cell in cells
-                if (cell.adversary, cell.box.value) == (name, box)
-            ]
-            if chosen:
-                _errorbar(axes, chosen, style)
-                _proven(axes, chosen, style)
-        axes.set_title(name.replace("-", " "), fontsize=10)
-    for axes in grid.flat[len(names) :]:
-        axes.set_visible(False)
-    for axes in grid[-1, :]:
-        axes.set_xlabel("theoretical ε")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("ε reached")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, fontsize=8, loc="outside lower center", ncols=min(3, columns)
-    )
-    return figure
-
-
 def norm_figure(points: "Sequence[NormPoint]") -> Any:
     """Draws epsilon against the norm of a dummy gradient, measured and exact."""
-    figure, grid = _figure(1, 1)
-    axes = grid[0, 0]
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.1, 3.3), layout="constrained")
+    axes = figure.subplots()
     for index, epsilon in enumerate(dict.fromkeys(point.epsilon for point in points)):
         chosen = [point for point in points if point.epsilon == epsilon]
         norms = [point.norm for point in chosen]
@@ -197,36 +160,3 @@ def norm_figure(points: "Sequence[NormPoint]") -> Any:
     axes.set_ylabel("measured ε, white box")
     axes.legend(fontsize=8)
     return figure
-
-
-def _figure(rows: int, columns: int) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(
-        figsize=(1.2 + 2.9 * columns, 0.8 + 2.5 * rows), layout="constrained"
-    )
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    return figure, grid
-
-
-def _identity(axes: Any, top: float) -> None:
-    axes.plot([0, top], [0, top], ls="--", lw=1, color="grey", label="measured = ε")
-    axes.axhline(0, lw=0.5, color="grey")
-    axes.grid(alpha=0.2)
-
-
-def _errorbar(axes: Any, cells: "list[Cell]", style: dict[str, str]) -> None:
-    # An infinite estimate (no error seen) is drawn at what its trials could prove.
-    means = [cell.mean if np.isfinite(cell.mean) else cell.ceiling for cell in cells]
-    spreads = np.nan_to_num([cell.spread for cell in cells])
-    epsilons = [cell.epsilon for cell in cells]
-    measured = style | {"label": f"{style['label']}, measured"}
-    axes.errorbar(epsilons, means, spreads, lw=1.2, ms=4, capsize=2, **measured)
-
-
-def _proven(axes: Any, cells: "list[Cell]", style: dict[str, str]) -> None:
-    epsilons = [cell.epsilon for cell in cells]
-    proven = [cell.lower_bound for cell in cells]
-    axes.fill_between(epsilons, 0, proven, color=style["color"], alpha=0.12, lw=0)
-    label = f"{style['label']}, proven (≥)"
-    axes.plot(epsilons, proven, ":^", color=style["color"], ms=4, lw=1, label=label)

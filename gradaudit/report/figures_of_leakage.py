@@ -126,8 +126,7 @@ def resilience(*results: Result, by: str = "defense") -> Picture:
     types = sorted({a.to_dict()["about"]["type"] for a in attacks}, reverse=True)
     figure = picture(WIDTH, 0.9 + 2.1 * len(types) + 0.16 * len(attacks))
     grid = figure.subplots(len(types), 1, squeeze=False, sharex=True)[:, 0]
-    shown = styles()
-    known: dict[str, Plain] = {}
+    drawn = _styles(attacks, by)
     threshold = 0.1
     for axes, kind in zip(grid, types, strict=True):
         for result in attacks:
@@ -136,7 +135,7 @@ def resilience(*results: Result, by: str = "defense") -> Picture:
                 continue
             threshold = document["metrics"]["asr"]["threshold"]
             name = _line(document, by, attacks)
-            style = known.setdefault(name, next(shown) if name not in known else {})
+            style = drawn[_colour(document, by), document["threat"]["name"]]
             errors = [row["rmse"] for row in result.rows()["trials.csv"]]
             _steps(axes, errors, document["victims"]["asked"], style, name)
         axes.axvline(threshold, color=GREY, linewidth=0.8)
@@ -147,6 +146,26 @@ def resilience(*results: Result, by: str = "defense") -> Picture:
     legend(figure, _all_lines(figure, grid), columns=1)
     say(figure, _resilience_found(attacks, threshold, by))
     return figure
+
+
+def _colour(document: Plain, by: str) -> str:
+    return str(document["about"].get(by, ""))
+
+
+def _styles(attacks: Sequence[Result], by: str) -> dict[tuple[str, str], Plain]:
+    """Returns a colour for each name, and dashes for each threat if there are more."""
+    documents = [attack.to_dict() for attack in attacks]
+    names = list(dict.fromkeys(_colour(document, by) for document in documents))
+    threats = list(dict.fromkeys(document["threat"]["name"] for document in documents))
+    colours = dict(zip(names, styles(), strict=False))
+    dashes = [each["linestyle"] for _, each in zip(threats, styles(), strict=False)]
+    if len(threats) == 1:
+        return {(name, threats[0]): colours[name] for name in names}
+    return {
+        (name, threat): colours[name] | {"linestyle": line}
+        for name in names
+        for threat, line in zip(threats, dashes, strict=True)
+    }
 
 
 def attacks_of(result: Result) -> list[Result]:

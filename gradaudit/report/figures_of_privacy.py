@@ -118,15 +118,22 @@ def _line_up_found(groups: Sequence[tuple[str, Sequence[Plain]]]) -> str:
         most = "no bound" if bound is None else f"at most {bound:.2f}"
         said.append(f"{name} {row['measured']['value']:.2f} ({most})")
     first = groups[0][1][0]
+    noise = "" if first.get("sigma") is None else f" at σ = {first['sigma']:g}"
     return (
         f"Picked out of {first['candidates']} with {first['looks']} "
-        f"look{'s' * (first['looks'] != 1)}: {'; '.join(said)}"
+        f"look{'s' * (first['looks'] != 1)}{noise}: {'; '.join(said)}"
     )
 
 
 def epsilon(result: Result) -> Picture:
-    """Draws epsilon as claimed, as accounted for, and as it effectively holds."""
-    rows = list(_accounted(result))
+    """Draws epsilon as claimed, as accounted for, and as it effectively holds.
+
+    Of a local mechanism under adversaries: what they measured and proved of it.
+    """
+    document = result.to_dict()
+    if document.get("family"):
+        return _epsilon_reached(document["cells"])
+    rows = list(_accounted(document))
     require(bool(rows), "this result accounts for no epsilon: the defense has no noise")
     kinds = ("claimed", "accounted", "effective")
     figure = picture(WIDTH, 1.3 + 0.75 * len(rows))
@@ -154,8 +161,7 @@ def epsilon(result: Result) -> Picture:
     return figure
 
 
-def _accounted(result: Result) -> Iterator[tuple[str, Plain]]:
-    document = result.to_dict()
+def _accounted(document: Plain) -> Iterator[tuple[str, Plain]]:
     if schema.kind_of(document) == schema.AUDIT:
         for row in document["accounting"]:
             if row["accounting"] is not None:
@@ -175,6 +181,61 @@ def _epsilon_found(name: str, found: Plain) -> str:
         return f"{name} has no finite ε"
     holds = "no finite one holds" if held is None else f"{held:.3g} holds"
     return f"{name} claims ε = {claimed:.3g}, {holds}"
+
+
+def _epsilon_reached(cells: Sequence[Plain]) -> Picture:
+    """Draws a panel for each adversary: both boxes, measured and proven, and y = x."""
+    names = list(dict.fromkeys(cell["adversary"] for cell in cells))
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    figure = picture(max(WIDTH, 1.0 + 2.4 * columns), 1.5 + 2.0 * rows)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    top = 1.15 * max(cell["epsilon"] for cell in cells)
+    for axes, name in zip(grid.flat, names, strict=False):
+        axes.plot([0, top], [0, top], "--", color=GREY, linewidth=1, label="theory")
+        for box, style in zip(("white", "black"), styles(), strict=False):
+            mine = [c for c in cells if (c["adversary"], c["box"]) == (name, box)]
+            if mine:
+                _reached(axes, mine, style, f"{box} box")
+        plain(axes, title=name.replace("-", " "))
+    for axes in grid.flat[len(names) :]:
+        axes.set_visible(False)
+    for axes in grid[-1, :]:
+        axes.set_xlabel("theoretical ε", fontsize=SMALL)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("ε reached", fontsize=SMALL)
+    legend(figure, grid[0, 0], columns=3)
+    best = max(cells, key=lambda c: (c["lower_bound"] / c["epsilon"], c["epsilon"]))
+    say(
+        figure,
+        f"The strongest proof: {best['adversary']}, {best['box']} box, shows ε ≥ "
+        f"{best['lower_bound']:.2f} where {best['epsilon']:g} is the theory",
+    )
+    return figure
+
+
+def _reached(axes: Any, cells: Sequence[Plain], style: Plain, name: str) -> None:
+    """Draws what was measured in one box, with its spread, and what that proves."""
+    places = [cell["epsilon"] for cell in cells]
+    # An infinite estimate (no error seen) is drawn at what its trials could prove.
+    means = [_known(c["mean"], c["ceiling"]) for c in cells]
+    spreads = [_known(c["spread"], 0.0) for c in cells]
+    axes.errorbar(
+        places, means, spreads, markersize=4, linewidth=1.2, capsize=2,
+        label=f"{name}, measured", **style,
+    )  # fmt: skip
+    proven = [cell["lower_bound"] for cell in cells]
+    axes.fill_between(places, 0, proven, color=style["color"], alpha=0.12, linewidth=0)
+    axes.plot(
+        places, proven, linestyle=":", color=style["color"], linewidth=1,
+        label=f"{name}, proven",
+    )  # fmt: skip
+
+
+def _known(value: float | str | None, otherwise: float) -> float:
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return otherwise
 
 
 def norms(result: Result) -> Picture:
@@ -233,7 +294,8 @@ def _norms_found(rows: Sequence[tuple[str, Plain]]) -> str:
     (low, least), (high, most) = min(ratios), max(ratios)
     if high < 1.5:
         return f"What is sent is {low:.2g} ({least}) to {high:.2g} times the gradient"
-    return f"{most}: what is sent is {high:.3g} times as large as the gradient"
+    times = f"{high:,.0f}" if high >= 100 else f"{high:.3g}"
+    return f"{most}: what is sent is {times} times as large as the gradient"
 
 
 def _norms_of_training(document: Plain) -> Picture:

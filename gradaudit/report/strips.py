@@ -18,22 +18,40 @@ _SIDE = 46  # pixels of the screen that a private example takes at least
 
 
 def strips_of(saved: Saved, cells: Sequence[Plain]) -> Iterator[Plain]:
-    """Yields pictures of the worst attack on each place and defense."""
+    """Yields pictures of the worst attack on each place and defense, each once."""
     groups: dict[tuple[str, int, str], list[Plain]] = {}
     for cell in cells:
         if cell["kind"] == "attack" and cell["metrics"]:
             key = cell["dataset"]["text"], cell["type"], cell["defense"]["text"]
             groups.setdefault(key, []).append(cell)
+    shown: dict[str, list[Plain]] = {}  # by folder: who reads the same shares one
     for group in groups.values():
         cell = worst(group) or group[0]
+        shown.setdefault(cell["folder"], []).append(cell)
+    for same in shown.values():
+        cell = same[0]
         try:
             found = films(saved.cell(cell))
         except InputError:  # its folder was taken away
             continue
         if found:
-            title = f"type {cell['type']}, {cell['defense']['text']}"
+            title = _title(same)
             figure = f"{cell['threat']['name']}: {in_words(cell['verdict']['rate'])}"
             yield strip(title, cell["verdict"]["kind"], figure, found)
+
+
+def _title(cells: Sequence[Plain]) -> str:
+    """Returns "type 2, none and fed-sdp", or "types 1 and 0, fed-cdp"."""
+    by_type: dict[int, list[str]] = {}
+    for cell in cells:
+        by_type.setdefault(cell["type"], []).append(cell["defense"]["text"])
+    by_names: dict[str, list[str]] = {}
+    for leakage, names in by_type.items():
+        by_names.setdefault(" and ".join(names), []).append(str(leakage))
+    return "; ".join(
+        f"type{'s' * (len(types) > 1)} {' and '.join(types)}, {names}"
+        for names, types in by_names.items()
+    )
 
 
 def strip(title: str, verdict: str, figure: str, found: Sequence[Plain]) -> Plain:

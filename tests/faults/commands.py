@@ -19,7 +19,8 @@ LINE_UP = ["line-up", "--dataset", "digits", "--model", "dpfl-2conv"]
 LINE_UP += ["--victims", "8", "--draws", "1", "--candidates", "3"]
 AUDIT = ["audit", "--dataset", "cancer", "--attack", "analytic", "--type", "2"]
 AUDIT += ["--threat", "curious", "--mechanism-trials", "0", "--victims", "8"]
-AUDIT += ["--defense", "none", "--defense", "prune:at=update"]
+AUDIT += ["--defense", "none", "--defense", "prune:at=per_example"]
+AUDIT += ["--defense", "prune:at=update", "--defense", "fed-cdp"]
 SMALL = {"attack": ATTACK, "train": TRAIN, "ldp": LDP, "line-up": LINE_UP}
 SMALL |= {"audit": AUDIT}
 

@@ -26,9 +26,9 @@ from tests.faults.commands import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a busy machine
 
-# kill -9 and SIGTERM, how often each: 32 random moments.
+# kill -9 and SIGTERM, how often each.
 KILLS = {"attack": (8, 4), "train": (4, 3), "ldp": (2, 3), "line-up": (0, 2)}
-KILLS |= {"audit": (4, 2)}
+KILLS |= {"audit": (10, 2)}
 CASES = sum(sum(counts) for counts in KILLS.values())
 
 
@@ -70,6 +70,12 @@ def until(condition, limit=120):
         time.sleep(0.005)
 
 
+def finished_cells(folder):
+    """Returns the records of an audit's finished cells; of another command, none."""
+    records = {p: p.read_bytes() for p in folder.glob("cells/*/cell.json")}
+    return {p: d for p, d in records.items() if json.loads(d)["outcome"] is not None}
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_after_any_end_the_same_command_goes_on_to_the_same_result(
     name, undisturbed, tmp_path
@@ -79,6 +85,7 @@ def test_after_any_end_the_same_command_goes_on_to_the_same_result(
     moments = random.Random(f"moments of {name}")
     numbers = [signal.SIGKILL] * kills + [signal.SIGTERM] * terms
     moments.shuffle(numbers)
+    kept = {}
     for number in numbers:
         after = moments.uniform(0.2, 1.1) * seconds
         after *= 1.0 if number == signal.SIGKILL else 0.6  # from the lock on
@@ -96,9 +103,13 @@ def test_after_any_end_the_same_command_goes_on_to_the_same_result(
             assert json.loads(report.read_text())["status"] in (
                 *("interrupted", "done", "finished"),
             )
+        assert finished_cells(tmp_path).items() >= kept.items()  # not run again
+        kept = finished_cells(tmp_path)
     code, said = ran(SMALL[name], tmp_path)
     assert code == 0, said
     assert essence(tmp_path) == expected
+    assert finished_cells(tmp_path).items() >= kept.items()
+    assert name != "audit" or len(kept) > 2
 
 
 @pytest.mark.parametrize("name", ["attack", "train", "ldp"])

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import gradaudit as ga
+from gradaudit.distinguish import Box
 from gradaudit.errors import InputError
 from gradaudit.report import drawing
 from gradaudit.report.figures_of_leakage import films
@@ -148,6 +149,37 @@ def test_what_can_not_be_drawn_is_said(draw, words, audited):
     cell = next((audited.folder / "cells").glob("attack-*"))
     with pytest.raises(InputError, match=words):
         draw(audited if words == "did not train" else cell)
+
+
+def test_no_two_lines_of_a_figure_look_the_same(attack):
+    """Four defenses under two threats: a colour each, and dashes for the threat."""
+    results = []
+    for defense, threat in itertools.product("abcd", ("curious", "aware")):
+        document = copy.deepcopy(attack.to_dict())
+        document["about"]["defense"] = defense
+        document["threat"]["name"] = threat
+        results.append(type(attack)(document, attack.folder))
+    (axes,) = ga.plot.resilience(*results).axes
+    lines = [line for line in axes.lines if not line.get_label().startswith("_")]
+    looks = {(each.get_color(), str(each._dash_pattern)) for each in lines}
+    assert len(looks) == len(lines) == 8
+
+
+def test_epsilon_that_adversaries_reach():
+    """Of a local mechanism, fresh and as its file has it: null where no error was."""
+    report = ga.ldp_audit(
+        epsilons=(1.0, 4.0), adversaries=("dummy-gradient",), trials=200,
+        boxes=(Box.WHITE,), measurements=1,
+    )  # fmt: skip
+    said = check(ga.plot.epsilon(report))
+    assert "dummy-gradient" in said and "white box" in said
+    document = copy.deepcopy(report.to_dict())
+    document["cells"][0] |= {"mean": None, "spread": None}
+    figure = ga.plot.epsilon(Plainly(document))
+    assert check(figure) == said
+    (axes,) = figure.axes
+    names = axes.get_legend_handles_labels()[1]
+    assert {"theory", "white box, measured", "white box, proven"} == set(names)
 
 
 @pytest.mark.parametrize(

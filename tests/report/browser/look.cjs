@@ -7,7 +7,10 @@ const axe = fs.readFileSync(modules + "/axe-core/axe.min.js", "utf8");
 
 (async () => {
   const browser = await playwright.chromium.launch({
-    executablePath: chromium, args: ["--no-sandbox", "--disable-gpu"],
+    executablePath: chromium, args: [
+      "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+      "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    ],
   });
   const found = [];
   for (const width of [390, 1280]) {
