@@ -10,7 +10,7 @@ import pytest
 import gradaudit as ga
 from gradaudit.attacks import Adam, Analytic, Attack, Matching, Stop, cpl, turns
 from gradaudit.attacks.base import Member, run
-from gradaudit.attacks.distances import Cosine
+from gradaudit.attacks.distances import Cosine, RelativeL2
 from gradaudit.attacks.portfolio import Portfolio
 from gradaudit.errors import InputError
 from gradaudit.models.gradients import one_hot
@@ -204,6 +204,29 @@ def test_a_search_that_did_not_converge_says_so_itself(capsys):
     found = ga.attack(**SMALL, method="cpl", iterations=25)
     solved = [s.misfit <= 1e-3 for s in found.scores]
     assert solved.count(False) == found.to_dict()["metrics"]["unsolved"]["victims"] <= 1
+
+
+def test_the_levels_of_solved_and_not_solved_hold_for_every_iterate():
+    """On digits, which no figure of the project is about."""
+    asked = SMALL | {"victims": 8, "draws": 4, "seed": 100}
+    slow = Matching(
+        distance=RelativeL2(),
+        optimizer=Adam(0.05),
+        stop=Stop(iterations=60, patience=60),
+    )
+    runs = [ga.attack(**asked, method=method) for method in ("cpl", slow)]
+    misfit, error = np.asarray(
+        [
+            (objective / RelativeL2().weight, error)
+            for found in runs
+            for trace in found.traces
+            for objective, error in zip(trace.objective, trace.rmse, strict=True)
+        ]
+    ).T
+    near, solved = error <= 0.1, Portfolio((Member("cpl", cpl()),)).solved
+    assert (misfit <= solved).sum() >= 8 and near[misfit <= solved].all()
+    level = runs[0].to_dict()["metrics"]["unsolved"]["level"]
+    assert (~near).sum() >= 50 and np.mean(misfit[~near] > level) >= 0.95
 
 
 def test_under_noise_that_is_told_nobody_says_that_a_search_is_lost():
