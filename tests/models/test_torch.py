@@ -43,6 +43,7 @@ def said(lines):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MODULES)
 def test_logits_and_gradients_are_torchs(name):
     found = said(check_model(from_torch(MODULES[name](), SHAPE, CLASSES), timed=False))
@@ -125,6 +126,7 @@ def in_torch(params):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_same_weights_and_victims_give_the_same_attack(mnist, tmp_path):
     """Recorded once under our names and once under torch's, attacked as either."""
     own = build_model("cpl", (SIDE, SIDE, 1), CLASSES)
@@ -168,7 +170,7 @@ def test_the_same_weights_and_victims_give_the_same_attack(mnist, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("name", ["lenet", "mlp"])
 def test_type_2_rebuilds_through_torch(name, mnist):
     """Ten victims, a fresh draw of the weights for each pair of them."""
