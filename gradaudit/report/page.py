@@ -28,8 +28,8 @@ from gradaudit.report.verdict import (
     PLACES,
     UNSHOWN,
     in_words,
+    places,
     verdict_of,
-    worst,
 )
 
 Plain = dict[str, Any]
@@ -199,10 +199,8 @@ def _grids(document: Plain) -> Iterator[Plain]:
         mine = [c for c in document["cells"] if c["dataset"]["text"] == name]
         defenses = list({c["defense"]["text"]: c["defense"] for c in mine}.values())
         rows: dict[tuple[int, str], dict[str, Plain]] = {}
-        for place in document["places"]:
+        for place in places(mine):
             cell = cells[place["cell"]]
-            if len(names) > 1:
-                cell = _worst_of(mine, cell)
             key = place["type"], place["threat"]
             other = cells.get(cell["same_as"] or "")
             rows.setdefault(key, {})[place["defense"]] = _entry(cell, other)
@@ -223,17 +221,6 @@ def _grids(document: Plain) -> Iterator[Plain]:
                 )
             ],
         }
-
-
-def _worst_of(cells: Sequence[Plain], like: Plain) -> Plain:
-    """Returns the worst of these cells that has the same place, threat and defense."""
-    same = [
-        c
-        for c in cells
-        if (c["type"], c["threat"]["name"], c["defense"]["text"])
-        == (like["type"], like["threat"]["name"], like["defense"]["text"])
-    ]
-    return worst(same) or like
 
 
 def _entry(cell: Plain, other: Plain | None) -> Plain:

@@ -216,20 +216,23 @@ def _sentence(cell: Plain | None, among: int) -> str:
 
 def _control(cells: Sequence[Plain]) -> str | None:
     """Says whether the attacks work at all where nothing stops them."""
-    if not cells:
-        return None
-    leaks = [cell for cell in cells if cell["verdict"]["kind"] == LEAKS]
-    if len(leaks) == len(cells):
-        return "Without a defense every place leaks: the attacks work here."
+    run = [cell for cell in cells if cell["verdict"]["kind"] not in (FAILED, MISSING)]
+    if not run:
+        return "What leaks without a defense was not run." if cells else None
+    leaks = [cell for cell in run if cell["verdict"]["kind"] == LEAKS]
+    left = len(cells) - len(run)
+    more = f" ({left} more were not run.)" if left else ""
+    if len(leaks) == len(run):
+        return f"Without a defense every place leaks: the attacks work here.{more}"
     if leaks:
-        silent = [c["name"] for c in cells if c["verdict"]["kind"] != LEAKS]
+        silent = [c["name"] for c in run if c["verdict"]["kind"] != LEAKS]
         return (
-            f"Without a defense {len(leaks)} of {len(cells)} places leak; where they "
-            f"do not ({'; '.join(silent)}), a defense can't be credited."
+            f"Without a defense {len(leaks)} of {len(run)} places leak; where they "
+            f"do not ({'; '.join(silent)}), a defense can't be credited.{more}"
         )
     return (
         "Without a defense nothing was shown to leak either: these attacks are too "
-        "weak here to say anything about the defenses."
+        f"weak here to say anything about the defenses.{more}"
     )
 
 

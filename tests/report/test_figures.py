@@ -8,7 +8,6 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import gradaudit as ga
-from gradaudit.distinguish import Box
 from gradaudit.federation.setting import Setting
 from gradaudit.federation.training import RoundRecord
 from gradaudit.privacy import gaussian
@@ -76,19 +75,20 @@ def test_the_title_of_a_training_says_data_defense_and_epsilon(tmp_path):
 def test_the_figure_of_an_ldp_audit_shows_what_is_proven():
     """Beside what was measured, in every panel; a grid's empty places are hidden."""
     cells = [
-        types.SimpleNamespace(
-            adversary=name, box=Box.WHITE, epsilon=epsilon, mean=0.8 * epsilon,
-            spread=0.1, lower_bound=0.5 * epsilon, ceiling=9.0,
-        )
+        {
+            "adversary": name, "box": "white", "epsilon": epsilon, "spread": 0.1,
+            "mean": 0.8 * epsilon, "lower_bound": 0.5 * epsilon, "ceiling": 9.0,
+        }
         for name in ("a", "b", "c", "d")
         for epsilon in (1.0, 4.0)
     ]  # fmt: skip
-    figure = figures.epsilon_figure(cells)
+    document = {"family": {"cells": 8}, "cells": cells}
+    figure = ga.plot.epsilon(types.SimpleNamespace(to_dict=lambda: document))
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert len(shown) == 4
     for axes in shown:
         drawn = {line.get_label(): line.get_ydata() for line in axes.lines}
-        np.testing.assert_allclose(drawn["white box, proven (≥)"], [0.5, 2.0])
+        np.testing.assert_allclose(drawn["white box, proven"], [0.5, 2.0])
 
 
 @pytest.mark.parametrize("name", ["plot", "plot.svg"])

@@ -166,6 +166,9 @@ def test_a_control_decides_nothing_but_is_heard():
     weak = cell(attacked(0, 8), "none", control=True)
     assert "too weak" in headline([weak, cell(attacked(0, 8))], [])["control"]
     assert headline([control], [])["verdict"] == MISSING
+    waiting = cell(None, "none", control=True)  # what was not run is no failure
+    assert "1 more were not run" in headline([control, waiting], [])["control"]
+    assert "was not run" in headline([waiting], [])["control"]
 
 
 def test_a_place_has_the_verdict_of_its_worst_cell():
