@@ -100,7 +100,8 @@ def enough_figure(result: "EnoughResult") -> Any:
         dataclasses.replace(p.line_up, certified=p.certified) for p in result.points
     ]
     style = {"color": COLOURS[0], "marker": "o"}
-    measured_line(axes, [cell.to_dict() for cell in cells], True, style, "measured")
+    rows = [cell.to_dict() for cell in cells]
+    measured_line(axes, rows, True, style, "measured", "certified")
     guessing = cells[0].guessing
     axes.axhline(guessing, color=GREY, ls=":", lw=1, label="guessing")
     axes.axhline(result.limit, color=COLOURS[1], ls="-.", lw=1, label="allowed")

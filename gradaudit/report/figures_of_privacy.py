@@ -85,7 +85,12 @@ def _line_ups(result: Result) -> Iterator[tuple[str, list[Plain]]]:
 
 
 def measured_line(
-    axes: Any, rows: Sequence[Plain], varied: bool, style: Plain, name: str
+    axes: Any,
+    rows: Sequence[Plain],
+    varied: bool,
+    style: Plain,
+    name: str,
+    bound: str = "",
 ) -> None:
     """Draws measured line-ups with their intervals, and dashed what is certified."""
     places = [row["sigma"] if varied else row["looks"] for row in rows]
@@ -106,7 +111,7 @@ def measured_line(
     if all(value is not None for value in bounds):
         axes.plot(
             places, bounds, linestyle="--", color=style["color"], linewidth=1.2,
-            label=f"{name}: certified",
+            label=bound or f"{name}: certified",
         )  # fmt: skip
 
 

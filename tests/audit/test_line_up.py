@@ -309,6 +309,9 @@ def test_enough_noise_is_enough_and_measured(tmp_path):
     assert with_sigma(defenses.fed_cdp(), 2.0) == defenses.fed_cdp(sigma=2.0)
     folder = result.save(tmp_path / "out")
     assert (folder / "figures" / "enough.png").stat().st_size > 1000
+    (axes,) = result.figures()["figures/enough.png"]().axes
+    _, shown = axes.get_legend_handles_labels()
+    assert sorted(shown) == ["allowed", "certified", "guessing", "measured"]
     assert result.to_dict()["metrics"]["sigma"] == result.sigma
 
 
