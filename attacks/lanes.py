@@ -18,6 +18,7 @@ from gradaudit import machine
 from gradaudit.attacks.problem import Problem, Reading, masked_step
 from gradaudit.types import Key, PyTree, Status
 
+_STATE = 1000  # bytes that a trial keeps per unknown: L-BFGS, 100 pairs in float32
 _LANES = 2  # on CPU: nearly the fastest for many, and few don't wait for empty ones
 
 
@@ -27,8 +28,21 @@ def default_slots(unknowns: int) -> int:
     On CPU a slot's work should stay in the core's cache; accelerators want width.
     """
     if jax.default_backend() != "cpu":
-        return 256
+        known = jax.local_devices()[0].memory_stats() or {}
+        return slots_of_memory(known.get("bytes_limit"), unknowns)
     return int(np.clip(24 * 1024 // unknowns, 4, 32))
+
+
+def slots_of_memory(memory: int | None, unknowns: int) -> int:
+    """Returns how many trials an accelerator of so many bytes holds: a power of two.
+
+    An eighth of it is for what they keep; evaluations have the rest. More than 4,096
+    would be no faster.
+    """
+    if memory is None:
+        return 256
+    fits = memory // 8 // (_STATE * unknowns)
+    return 1 << (int(np.clip(fits, 1, 4096)).bit_length() - 1)
 
 
 def default_lanes(slots: int, alone: bool = False) -> int:
