@@ -28,7 +28,7 @@ def bytes_of(values):
 
 @pytest.fixture(scope="module", params=SETS)
 def cost(request):
-    """Returns a set's name, unknowns, an evaluation, bytes of a trial and a gradient."""
+    """Returns a name, unknowns, an evaluation, bytes of a trial and of a gradient."""
     shape, classes = SETS[request.param]
     model = build_model("cpl", shape, classes, Path("native"))
     shapes = jax.eval_shape(model.init, jax.random.key(0))
