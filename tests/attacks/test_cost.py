@@ -39,7 +39,7 @@ def cost(request):
     state = jax.eval_shape(
         lambda key, own: problem.start(key, attack.shared(seen), own),
         jax.random.key(0),
-        (params, None),
+        jax.tree.map(lambda leaf: leaf[0], attack.own(seen)),
     )
     evaluate = objective(
         RelativeL2(),

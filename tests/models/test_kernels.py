@@ -200,7 +200,7 @@ def test_the_whole_search_lowers_for_every_platform(monkeypatch):
         return jax.ShapeDtypeStruct((slots, *leaf.shape[1:]), leaf.dtype)
 
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), slots))
-    own = jax.tree.map(stacked, (seen.gradient, seen.labels))
+    own = jax.tree.map(stacked, attack.own(seen))
     trial = jax.eval_shape(lambda *a: lanes.begin(problem, 2, *a), shared, keys, own)
     program = jax.jit(lambda *a: lanes.advance(problem, 2, 2, *a))
     exported = jax.export.export(program, platforms=PLATFORMS)(shared, trial, own)
