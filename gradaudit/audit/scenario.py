@@ -363,8 +363,8 @@ def _check_looks(looks: int, leakage: Leakage, setting: Setting) -> None:
     alone = leakage is Leakage.EXAMPLE and setting.batch_size > 1
     require(
         looks == 1 or (setting.local_steps == 1 and not alone),
-        "several looks are at the same examples, and a client that holds more than one "
-        "step reads uses others in every round: leave local_steps out"
+        "several looks must be at the same examples, and a client that holds more than "
+        "one step reads takes others in every round: leave local_steps out"
         + ", and batch_size for type 2"
         * (leakage is Leakage.EXAMPLE),
     )

@@ -96,7 +96,10 @@ def attack_table(result: dict[str, Any]) -> Table:
         for row in certificate_rows(result["certificate"]):
             table.add_row(*row)
     ended = ", ".join(f"{count} {name}" for name, count in result["ended"].items())
-    table.add_row("searches ended", ended, f"threat: {result['threat']['name']}")
+    looks = result["threat"].get("looks", 1)
+    several = f", {looks} looks" * (looks > 1)
+    known = f"threat: {result['threat']['name']}{several}"
+    table.add_row("searches ended", ended, known)
     return table
 
 
