@@ -1,6 +1,6 @@
 """Published attacks whose restarts have to do with each other: values of parts."""
 
-from gradaudit.attacks.distances import Cosine, RelativeL2
+from gradaudit.attacks.distances import Cosine
 from gradaudit.attacks.ensembles import Consistency, MedianVote
 from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam
@@ -38,11 +38,11 @@ def gradinversion(
 ) -> Matching:
     """GradInversion: batch-norm statistics, TV, restarts drawn towards their mean.
 
-    The distance is relative to what leaked; the paper's is absolute.
+    The distance is the cosine: the paper's L2 does not find what trained networks saw.
     """
     return Matching(
         init=Normal(),
-        distance=RelativeL2(weight=1.0),
+        distance=Cosine(),
         priors=(
             TotalVariation(variation),
             SmallPixels(1e-6),
