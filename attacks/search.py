@@ -143,6 +143,9 @@ class _Conveyor:
                 self._trial,
                 self._own,
             )
+            # Several CPU devices share a pool of threads: one program that
+            # is sent while another still runs there, and both may wait for ever.
+            jax.block_until_ready(record)
             trials = self._trials.copy()
             self.collect()
             yield Snapshot(
@@ -228,6 +231,7 @@ class _Conveyor:
         own = jax.tree.map(lambda leaf: self._seated(leaf, seats), self._fetch(victims))
         keys, own, arrived = machine.place((keys, own, arrived))
         fresh = lanes.begin(self._problem, self._lanes, self._shared, keys, own)
+        jax.block_until_ready(fresh)  # as in `run`
         if self._trial is None:
             self._trial, self._own = fresh, own
         else:
