@@ -28,8 +28,10 @@ from gradaudit.attacks.distances import (
     SquaredL2,
     TensorCosine,
 )
+from gradaudit.attacks.ensembles import Consistency, MedianVote
 from gradaudit.attacks.labels import Counts, FromBias, Joint, Known, LastLayer
 from gradaudit.attacks.priors import OutsideBox, SmallPixels, TotalVariation
+from gradaudit.attacks.relaxations import Mixed
 from gradaudit.attacks.starts import (
     Colour,
     Constant,
@@ -78,6 +80,7 @@ PARTS = {
                   LineSearchLBFGS(search_steps=4)],
     "stop": [Stop(iterations=7, objective=1e-4, patience=3)],
     "box": [True], "cyclic": [True], "unroll": [False], "restarts": [5],
+    "relaxation": [Mixed()], "coupling": [Consistency(0.1)], "pooling": [MedianVote()],
 }  # fmt: skip
 
 

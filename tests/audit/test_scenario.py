@@ -279,6 +279,9 @@ def test_what_an_attack_is_handed_holds_arrays_only():
         def shared(self, observation):
             return cpl().within(1).shared(observation)
 
+        def own(self, observation):
+            return cpl().own(observation)
+
     ga.attack(victims=2, draws=1, dataset="digits", model=MODEL, method=Curious())
     (observation,) = seen
     for leaf in jax.tree.leaves(observation):

@@ -204,6 +204,7 @@ WORK = {
     ("bench", "show"): ("gradaudit.benchmarks.logbook.records_in", ("--from", ".")),
     ("captured", "show"): ("gradaudit.audit.capture.find", (".",)),
     ("captured", "check"): ("gradaudit.audit.mechanism_check.mechanism_check", (".",)),
+    ("model", "check"): ("gradaudit.models.adapters.model_for", ("net.py:build",)),
     ("data", "list"): ("gradaudit.data.store.data_folder", ()),
     ("data", "fetch"): ("gradaudit.data.fetch.fetch", ("mnist",)),
     ("data", "check"): ("gradaudit.data.fetch.problem", ("mnist",)),
