@@ -18,7 +18,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 tests: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(READY) ## what takes minutes: builds, downloads, long runs
 	$(BIN)/python -m pytest -m slow

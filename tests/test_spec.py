@@ -296,13 +296,22 @@ SMALL = {"dataset": "digits", "model": "dpfl-2conv", "victims": 2, "iterations":
 @pytest.mark.parametrize(
     "asked",
     [
-        {"method": "cpl:init=uniform", "defense": "fed-cdp:clip=2,sigma=0.01"},
-        {"method": Matching(init=Uniform(), labels=Joint()), "seed": 3, "draws": 2},
         {"defense": defenses.fed_cdp(clip=0.5, sigma=0.1), "type": 1, "batch_size": 1},
-        {"threat": "curious+labels", "method": "cpl:labels=known", "type": 0,
-         "batch_size": 1, "local_steps": 2},
+        pytest.param(
+            {"method": "cpl:init=uniform", "defense": "fed-cdp:clip=2,sigma=0.01"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"method": Matching(init=Uniform(), labels=Joint()), "seed": 3, "draws": 2},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"threat": "curious+labels", "method": "cpl:labels=known", "type": 0,
+             "batch_size": 1, "local_steps": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["words", "an attack object", "a defense object", "known labels"],
+    ids=["a defense object", "words", "an attack object", "known labels"],
 )  # fmt: skip
 def test_an_attack_runs_again_from_what_it_wrote(asked, tmp_path):
     first = ga.attack(**(SMALL | asked))

@@ -68,6 +68,7 @@ def test_the_least_noise(tmp_path):
     assert (tmp_path / "figures" / "enough.png").exists()
 
 
+@pytest.mark.slow
 def test_calibrate_ends_with_1_where_the_noise_is_not_what_it_says(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(LESS)

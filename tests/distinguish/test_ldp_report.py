@@ -191,7 +191,14 @@ def test_an_audit_runs_again_from_its_result():
         assert again[part] == first[part]
 
 
-@pytest.mark.parametrize("text", ["ldp-sgd:epsilon=2", "mine.py:flip", "object"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mine.py:flip",
+        pytest.param("ldp-sgd:epsilon=2", marks=pytest.mark.slow),
+        pytest.param("object", marks=pytest.mark.slow),
+    ],
+)
 def test_a_mechanisms_audit_runs_again_from_its_result(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def flip(key, vector):\n    return -vector\n")
