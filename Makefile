@@ -3,10 +3,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: attack test test-slow lint types tests data notebooks clean
+.PHONY: attack audit test test-slow lint types tests data notebooks clean
 
 attack: $(READY) ## rebuild private images from gradients, on embedded data
 	$(BIN)/gradaudit attack --type 2
+
+audit: $(READY) ## every place, adversary and defense: one verdict, one page
+	$(BIN)/gradaudit audit
 
 test: lint types tests ## lint, types, tests
 

@@ -145,7 +145,7 @@ class _Conveyor:
             )
             # Several CPU devices share a pool of threads: one program that
             # is sent while another still runs there, and both may wait for ever.
-            jax.block_until_ready(record)
+            jax.block_until_ready(record)  # type: ignore[no-untyped-call]
             trials = self._trials.copy()
             self.collect()
             yield Snapshot(
@@ -231,7 +231,7 @@ class _Conveyor:
         own = jax.tree.map(lambda leaf: self._seated(leaf, seats), self._fetch(victims))
         keys, own, arrived = machine.place((keys, own, arrived))
         fresh = lanes.begin(self._problem, self._lanes, self._shared, keys, own)
-        jax.block_until_ready(fresh)  # as in `run`
+        jax.block_until_ready(fresh)  # type: ignore[no-untyped-call]  # as in `run`
         if self._trial is None:
             self._trial, self._own = fresh, own
         else:
