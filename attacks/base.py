@@ -189,11 +189,18 @@ def run(
         return _one_by_one(attack, key, model, victims, only, ended)
 
     def own(ids: NDArray[np.int64]) -> PyTree:
-        mine = attack.own(victims.observe(ids))
-        if begun is None:
+        seen = victims.observe(ids)
+        mine = attack.own(seen)
+        if not attack.continues:
             return mine
-        there = begun.take(ids)
-        return *mine, (there.inputs, there.labels)
+        # Also where nothing is begun: a search and what continues it are one program.
+        examples = len(ids), seen.training.examples
+        inputs = np.full((*examples, *model.input_shape), np.nan, np.float32)
+        labels = np.full(examples, -1, np.int32)
+        if begun is not None:
+            there = begun.take(ids)
+            inputs, labels = np.asarray(there.inputs), np.asarray(there.labels)
+        return *mine, (inputs, labels)
 
     return search_all(
         key,
@@ -245,7 +252,8 @@ def _in_turn(
 
         fits = not unfit[index]
         return Turn(
-            member.attack.trials, attacked, member.continues, fits, member.above
+            *(member.attack, member.attack.trials, attacked),
+            *(member.continues, fits, member.above),
         )
 
     def judge(ids: NDArray[np.int64], found: Reconstruction) -> list[Verdict]:

@@ -89,9 +89,9 @@ class GaussNewton:
                 forward, residual, position.size, memory.damping
             )
         else:
-            scale = self._scales(backward, residual, clock.iteration)
+            scale, slope = self._scales(backward, residual, clock.iteration)
             step, spent = self._by_products(
-                forward, backward, residual, scale, memory.damping
+                forward, backward, residual, scale, -slope, memory.damping
             )
         moved = position + step
         if project is not None:
@@ -121,14 +121,18 @@ class GaussNewton:
 
     def _scales(
         self, backward: Linear, residual: jax.Array, iteration: jax.Array
-    ) -> jax.Array:
-        """Returns about the diagonal of J^T J, (n,)."""
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns about the diagonal of J^T J, and J^T times the residual, (n,) each.
+
+        Together, because every product that is written here is compiled once more.
+        """
         key = jax.random.fold_in(jax.random.key(0), iteration)
         shape = (self.probes, residual.size)
         signs = jax.random.rademacher(key, shape, residual.dtype)
-        squares = jax.lax.map(lambda row: jnp.square(backward(row)), signs)
-        mean = jnp.mean(squares, axis=0)
-        return mean + _SLIGHT * jnp.max(mean) + _TINY
+        rows = jnp.concatenate([signs, residual[None]])
+        images = jax.lax.map(backward, rows)
+        mean = jnp.mean(jnp.square(images[:-1]), axis=0)
+        return mean + _SLIGHT * jnp.max(mean) + _TINY, images[-1]
 
     def _by_products(
         self,
@@ -136,10 +140,10 @@ class GaussNewton:
         backward: Linear,
         residual: jax.Array,
         scale: jax.Array,
+        start: jax.Array,
         damping: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the step by CGLS, and how many products it took."""
-        start = -backward(residual)
         first = jnp.vdot(start, start / scale)
         zero = jnp.zeros((), jnp.int32)
         state = (jnp.zeros_like(start), -residual, start / scale, first, zero)

@@ -240,12 +240,11 @@ class MatchingProblem:
         position, labels = first_position(
             self.begin, self.layout, key, self.model, self._observation(shared, own)
         )
-        for inputs, answered in own[3:]:  # what another attack handed in, if any
+        # What another attack handed in; NaN where there is no such answer.
+        for inputs, answered in own[3:]:
             position, labels = continued(
-                self.layout, inputs, answered, (position, labels)
+                self.layout, inputs, answered, (position, labels), self.matching.box
             )
-            if self.matching.box:  # no step from outside would help
-                position = pixel_box(self.layout)(position)
         zero = jnp.zeros((), jnp.int32)
         infinite = jnp.asarray(jnp.inf, position.dtype)
         kept = Searching(

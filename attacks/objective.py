@@ -162,10 +162,12 @@ def continued(
     inputs: jax.Array,
     labels: jax.Array,
     own: tuple[jax.Array, jax.Array],
+    boxed: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns where a search goes on from an answer, or its own start if it has none.
 
-    Labels that are searched for start near those of the answer.
+    Labels that are searched for start near those of the answer. A `boxed` search goes
+    on from inside the box: no step from outside would help.
     """
     position = layout.coordinates(inputs)
     if layout.searches_labels:
@@ -174,6 +176,8 @@ def continued(
         position, fixed = jnp.concatenate([position, scores.reshape(-1)]), own[1]
     else:
         fixed = labels.astype(own[1].dtype)
+    if boxed:
+        position = pixel_box(layout)(position)
     answered = jnp.all(jnp.isfinite(inputs)) & jnp.all(labels >= 0)
     return jnp.where(answered, position, own[0]), jnp.where(answered, fixed, own[1])
 

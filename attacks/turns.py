@@ -25,9 +25,11 @@ class Turn:
 
     `begun` are the best answers so far, by victim's number, if it `continues`. One that
     does not fit what leaked is passed over; so are victims of whom no more than `above`
-    is left unexplained.
+    is left unexplained, and, if it `continues`, those whose best answer is the `kind`
+    of attack's own, unless its budget ended it: it would stop where it is.
     """
 
+    kind: Any  # equal for turns of the same attack
     restarts: int
     run: Callable[[Ids, Watcher | None, Reconstruction | None], Reconstruction]
     continues: bool = False
@@ -98,8 +100,8 @@ class _Standing:
         for index, turn in enumerate(self._turns):
             if not self._open.any():
                 return False
-            rows = np.flatnonzero(self._open & (self._misfit > turn.above))
-            if not turn.fits or not len(rows):
+            rows = np.flatnonzero(self._open & self._asks(turn))
+            if not len(rows):
                 continue
             begun = self._best() if turn.continues and self._answers else None
             stopped = False
@@ -123,8 +125,23 @@ class _Standing:
 
     def _waits(self, index: int) -> NDArray[np.bool_]:
         """Returns whom somebody is asked about after this turn."""
-        levels = [later.above for later in self._turns[index + 1 :] if later.fits]
-        return self._misfit > min(levels, default=np.inf)
+        waits = np.zeros(len(self._wave), bool)
+        for turn in self._turns[index + 1 :]:
+            waits |= self._asks(turn)
+        return waits
+
+    def _asks(self, turn: Turn) -> NDArray[np.bool_]:
+        """Returns about whom this turn is asked, as things stand."""
+        if not turn.fits:
+            return np.zeros(len(self._wave), bool)
+        asks: NDArray[np.bool_] = self._misfit > turn.above
+        if not turn.continues:
+            return asks
+        for index, answers in self._answers.items():
+            if self._turns[index].kind == turn.kind:
+                ended = np.asarray(answers.status) != Status.BUDGET
+                asks = asks & ~((self._chosen == index) & ended)
+        return asks
 
     def _take(self, index: int, rows: Ids, found: Reconstruction, judge: Judge) -> None:
         """Compares the answers of one turn with the best so far."""

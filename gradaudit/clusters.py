@@ -17,7 +17,7 @@ import re
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ from gradaudit.executors import (
     Answer,
     Engine,
     Executor,
+    Hear,
     Line,
     Processes,
     Task,
@@ -42,6 +43,9 @@ from gradaudit.executors import (
 _SECONDS = 60  # until a cluster must have answered
 _DECIDING = ("gradaudit", "jax", "jaxlib")  # that decide numbers: the same everywhere
 _MOST = 4096  # processes, CPUs or GPUs
+_USUAL = 8  # processes that nobody has asked for by number
+# Where there is a GPU or a TPU: processes would fight for its memory.
+_ACCELERATORS = ("nvidia0", "kfd", "accel0", "vfio/0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +57,12 @@ class Share:
 
 
 def placed(text: str) -> Executor:
-    """Reads where tasks run: `local[:N]`, `dask[:ADDRESS]` or `ray[:ADDRESS]`.
+    """Reads where tasks run: `auto`, `local[:N]`, `dask[:ADDRESS]`, `ray[:ADDRESS]`.
 
-    `local:1` is this process, `local` a process per core. `,cpus=N,gpus=N` says what
-    one task gets. Raises in words for anything else.
+    `auto` is `local`, or this process where there is an accelerator or a single task.
+    `local:1` is this process, `local` a process per core (8 at most: each compiles and
+    keeps programs of its own). `,cpus=N,gpus=N` says what one task gets. Raises in
+    words for anything else.
     """
     head, *options = text.split(",")
     name, _, where = head.partition(":")
@@ -84,7 +90,8 @@ def _count(what: str, text: str, least: int) -> int:
 
 def _local(where: str, share: Share) -> Executor:
     cores = core_count()
-    count = _count("local processes", where, 1) if where else cores
+    usual = min(cores, _USUAL)
+    count = _count("local processes", where, 1) if where else usual
     if count == 1 and share == Share():
         return in_this_process
     said = "JAX_NUM_CPU_DEVICES" in os.environ  # whoever says so knows why
@@ -92,6 +99,27 @@ def _local(where: str, share: Share) -> Executor:
     return functools.partial(
         on_engine, functools.partial(Processes, count, cpus, share.gpus)
     )
+
+
+def _auto(where: str, share: Share) -> Executor:
+    require(not where, f"auto takes no number or address, got {where!r}")
+    several = _local("", share)
+
+    def run(tasks: Sequence[Task], hear: Hear) -> Iterator[tuple[int, Any]]:
+        alone = share == Share() and (len(tasks) < 2 or _has_device())
+        return in_this_process(tasks, hear) if alone else several(tasks, hear)
+
+    return run
+
+
+def _has_device() -> bool:
+    """Returns whether jax has an accelerator, or devices that somebody chose."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in flags:
+        return True
+    if platforms := os.environ.get("JAX_PLATFORMS"):
+        return platforms != "cpu"
+    return any(os.path.exists(f"/dev/{name}") for name in _ACCELERATORS)
 
 
 def _of_cluster(engine: Callable[[str, Share], Engine]) -> Callable[..., Executor]:
@@ -348,6 +376,7 @@ class Ray:
 
 
 _PLACES: dict[str, Callable[[str, Share], Executor]] = {
+    "auto": _auto,
     "local": _local,
     "dask": _of_cluster(Dask),
     "ray": _of_cluster(Ray),

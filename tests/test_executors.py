@@ -109,11 +109,29 @@ def test_one_process_is_this_one():
     assert placed("local:1") is in_this_process
 
 
+def test_auto_is_a_process_per_core_unless_jax_has_devices(tmp_path, monkeypatch):
+    def processes(count):
+        tasks = [task(write, tmp_path / str(n), n=1) for n in range(count)]
+        return {answer["pid"] for answer in ran(placed("auto"), tasks)[0]}
+
+    monkeypatch.setattr(clusters, "core_count", lambda: 2)
+    monkeypatch.setattr(clusters, "_ACCELERATORS", ())
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    assert os.getpid() not in processes(2)
+    assert processes(1) == {os.getpid()}  # nobody to wait for
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    assert processes(2) == {os.getpid()}
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "4")  # somebody chose
+    assert processes(2) == {os.getpid()}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "unknown place"),
         ("loca", "did you mean 'local'"),
+        ("auto:2", "auto takes no number"),
         ("local:0", "local processes must lie in 1..4096"),
         ("local:x", "local processes must lie in"),
         ("local:2,cpus=0", "cpus must lie in"),

@@ -207,7 +207,7 @@ class Grid:
                     spec = Spec.of(
                         "line-up", type=leakage, defense=guard.given,
                         dataset=data.given, model=plan.model,
-                        candidates=plan.candidates, looks=plan.looks,
+                        candidates=plan.candidates, looks=self._looks(guard, leakage),
                         victims=plan.line_ups, draws=min(4, plan.line_ups),
                         batch_size=_batch(plan, leakage),
                         local_steps=1 if alone else plan.local_steps, seed=plan.seed,
@@ -216,6 +216,13 @@ class Grid:
                         "line-up", spec, data, guard, leakage, INFORMED, "line-up"
                     )
                     yield cell, self._reads(guard, leakage, INFORMED)
+
+    def _looks(self, guard: Guard, leakage: int) -> tuple[int, ...]:
+        """Returns how often a victim is read: once, where no noise averages away."""
+        noisy = guard.defense.mechanisms and transforms_seen(
+            guard.defense, Leakage(leakage)
+        )
+        return self.plan.looks if noisy else self.plan.looks[:1]
 
     def _accounting(self) -> Iterator[tuple[Plain, Any]]:
         plan = self.plan

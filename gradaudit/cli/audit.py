@@ -188,7 +188,7 @@ def audit(
     seed: Seed = None,
     trust: Trust = False,
     include_reconstructions: IncludeReconstructions = False,
-    on: options.On = "local:1",
+    on: options.On = "auto",
     out_folder: options.Out = DEFAULT_FOLDER,
     overwrite: options.Overwrite = False,
     extend: Extend = False,

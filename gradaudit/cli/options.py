@@ -296,8 +296,8 @@ On = Annotated[
         "--on",
         metavar="WHERE",
         help="Where cells run: local[:N] processes (local:1: this one), "
-        "dask[:ADDRESS], ray[:ADDRESS]; ,cpus=N,gpus=N for each cell. It changes no "
-        "number.",
+        "dask[:ADDRESS], ray[:ADDRESS]; ,cpus=N,gpus=N for each cell. auto: local, or "
+        "this process if it has an accelerator. It changes no number.",
         rich_help_panel=_MANY,
     ),
 ]

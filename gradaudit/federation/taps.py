@@ -1,7 +1,6 @@
 """Taps: what the three adversaries read, all from the same round of the same run."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -159,7 +158,7 @@ def _check(
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5, 6))
+@machine.briefly(static_argnums=(0, 5, 6))
 def _example_leaks(
     recipe: Recipe,
     population: Population,
@@ -201,7 +200,7 @@ def _example_leaks(
     return observation, victims
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@machine.briefly(static_argnums=(0, 1))
 def _updates(
     recipe: Recipe,
     leakage: Leakage,
@@ -223,7 +222,7 @@ def _updates(
     return jax.vmap(one)(clients)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@machine.briefly(static_argnums=(0,))
 def _whole_round(
     recipe: Recipe,
     population: Population,

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from gradaudit.attacks import Analytic
+from gradaudit.attacks import Adam, Analytic, Matching, Stop, lanes
 from gradaudit.attacks.base import run
+from gradaudit.attacks.starts import Normal
 from gradaudit.errors import InputError
 from tests.attacks.attack_cases import QUICK, SLOTS, digit_victims, quick
 
@@ -33,3 +34,23 @@ def test_an_attack_that_cannot_go_on_says_so():
     model, victims, _ = digit_victims()
     with pytest.raises(InputError, match="can't go on"):
         run(Analytic(), KEY, model, victims, begun=run(QUICK, KEY, model, victims))
+
+
+def test_a_search_and_what_continues_it_are_one_program():
+    model, victims, _ = digit_victims()
+    alone = run(QUICK, KEY, model, victims, SLOTS)
+    programs = lanes.advance._cache_size()
+    run(QUICK, KEY, model, victims, SLOTS, begun=alone)
+    assert lanes.advance._cache_size() == programs
+
+
+def test_the_box_holds_an_answer_and_leaves_a_start_of_its_own_alone():
+    """What goes on is brought into the pixel box; a start outside of it is a start."""
+    boxed = Matching(
+        init=Normal(), optimizer=Adam(1e-9), box=True, stop=Stop(iterations=1)
+    )
+    model, victims, _ = digit_victims()
+    alone = run(boxed, KEY, model, victims, SLOTS)
+    assert np.asarray(alone.inputs).min() < 0  # the start was evaluated as it is
+    again = run(boxed, KEY, model, victims, SLOTS, begun=alone)
+    np.testing.assert_array_equal(again.inputs, np.clip(alone.inputs, 0, 1))

@@ -56,6 +56,23 @@ def test_only_the_unsolved_are_asked_about_again_and_the_best_is_handed_in():
     )
 
 
+def test_nobody_goes_on_from_an_answer_of_his_own_at_which_he_had_stopped():
+    model, victims, _ = digit_victims()
+    stalls = dataclasses.replace(
+        GREY, stop=Stop(iterations=9, patience=1, improvement=0.99)
+    )
+    # The budget ended it: it goes on. It had stalled: it would stop where it is.
+    told = []
+    for attack, goes_on in ((GREY, True), (stalls, False)):
+        made = Portfolio((Member("first", attack), Member("last", attack, True)))
+        found = run(
+            made, KEY, model, victims, SLOTS, ended=lambda rows, _: told.extend(rows)
+        )
+        asked = found.members.status != Status.MISSING
+        assert asked[:, 0].all() and (asked[:, 1] == goes_on).all()
+    assert sorted(told) == [0, 0, 1, 1, 2, 2, 3, 3]  # each of them once in each run
+
+
 def test_a_member_goes_on_from_the_best_so_far():
     model, victims, _ = digit_victims()
     made = portfolio(BRIEF, BRIEF, solved=0.0, continues=True)

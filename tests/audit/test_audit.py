@@ -17,6 +17,7 @@ from gradaudit.audit.limits import Gates
 from gradaudit.audit.template import TEMPLATE
 from gradaudit.errors import InputError
 from gradaudit.report import schema
+from gradaudit.spec import Spec
 from tests.conftest import SMALL_AUDIT
 
 SMALL, PRUNE = SMALL_AUDIT, "prune:at=per_example"
@@ -229,6 +230,25 @@ EQUALS = changed(
         "line_ups": 4,
     },
 )
+
+
+def test_a_victim_is_read_again_only_where_noise_averages_away():
+    grid = Grid.of(
+        AuditPlan(
+            datasets=("digits",),
+            threats=("informed",),
+            defenses=("none", "prune:ratio=0.5,at=per_example", "fed-sdp", "fed-cdp"),
+            looks=(1, 10),
+        )
+    )
+    found = {
+        (cell["defense"].partition(":")[0], cell["type"]): Spec(**cell["spec"]).call()
+        for cell in grid.cells()
+        if cell["kind"] == "line-up"
+    }
+    often = {key for key, arguments in found.items() if len(arguments["looks"]) > 1}
+    assert len(found) == 12
+    assert often == {("fed-sdp", 0), *(("fed-cdp", place) for place in (0, 1, 2))}
 
 
 def test_a_malicious_server_runs_the_attack_that_only_it_can():
