@@ -77,7 +77,7 @@ class AuditPlan:
     types: tuple[int, ...] = (2, 1, 0)
     threats: tuple[str, ...] = ("curious", "aware", "informed")
     attacks: tuple[str | Attack, ...] = ()
-    victims: int = 8
+    victims: int = 6
     draws: int | None = None
     batch_size: int | None = None
     local_steps: int = 1
@@ -86,7 +86,7 @@ class AuditPlan:
     restarts: int | None = None
     success_rmse: float = 0.1
     candidates: int = 10
-    looks: tuple[int, ...] = (1, 10, 100)
+    looks: tuple[int, ...] = (1, 5, 20)
     line_ups: int = 200
     mechanism_trials: int = 20_000
     setting: Setting | None = None

@@ -29,7 +29,7 @@ attacks = []  # [] = the strongest of each threat; see `gradaudit list attacks`
 # truth = "truth"  # the clients' examples, if you have them
 
 [attack]
-victims = 8          # of each cell; more make the intervals narrower
+victims = 6          # of each cell; more make the intervals narrower
 # draws = 4          # networks, victims dealt over them
 # batch_size = 3     # of types 0 and 1
 local_steps = 1
@@ -40,7 +40,7 @@ success_rmse = 0.1   # at or below which a victim counts as rebuilt (PSNR >= 20 
 
 [line-up]
 candidates = 10
-looks = [1, 10, 100]  # readings of one victim; the first decides the verdict
+looks = [1, 5, 20]  # readings of one victim; the first decides the verdict
 line_ups = 200
 
 [mechanism]
