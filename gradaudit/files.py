@@ -22,6 +22,7 @@ except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".gradaudit.lock"
+_PARTIAL = ".partial"  # how the name of an unfinished file ends
 
 _BLOCK = 1 << 20
 _LARGEST_JSON = 256 << 20
@@ -38,7 +39,7 @@ def write_whole(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
         raise InputError(f"{path} is no ordinary file: choose another place")
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(_PARTIAL, f".{path.name}.", path.parent)
         temporary = pathlib.Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -103,8 +104,9 @@ _locks: dict[pathlib.Path, int] = {}  # folders that this process holds, how oft
 def one_run_in(folder: pathlib.Path) -> Iterator[None]:
     """Holds a folder for one run; raises in words while another process does.
 
-    The system lets go of the lock when its process ends, however it ends: no lock is
-    ever left behind. Where the system has no such locks, nothing is held.
+    Unfinished files of a run that was killed are removed. The system lets go of the
+    lock when its process ends, however it ends: no lock is ever left behind. Where the
+    system has no such locks, nothing is held.
     """
     path = pathlib.Path(os.path.abspath(folder)) / LOCK
     held = None if path in _locks or fcntl is None else _lock(path)
@@ -140,8 +142,16 @@ def _lock(path: pathlib.Path) -> int:
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             os.truncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode())
+            _remove_unfinished(path.parent)
             return handle
         os.close(handle)
+
+
+def _remove_unfinished(folder: pathlib.Path) -> None:
+    """Removes what `write_whole` could not finish, also in the cells of an audit."""
+    for depth in ("", "*/", "*/*/"):
+        for left in folder.glob(f"{depth}.*{_PARTIAL}"):
+            left.unlink(missing_ok=True)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

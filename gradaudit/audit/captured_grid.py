@@ -12,12 +12,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gradaudit import files
-from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
 from gradaudit.audit.asked import AuditPlan
+from gradaudit.audit.attack import chosen_attack
 from gradaudit.audit.capture import Capture, find, read_capture
 from gradaudit.audit.captured_scenario import UNKNOWN
-from gradaudit.audit.grid import INFORMED, STRONGEST, cell_of
+from gradaudit.audit.grid import (
+    INFORMED,
+    STRONGEST,
+    budget_of,
+    cell_of,
+    check_budget,
+)
 from gradaudit.audit.mechanism_check import Claim
 from gradaudit.audit.threat import Threat
 from gradaudit.defenses.base import Defense, defend
@@ -131,14 +137,10 @@ class CapturedGrid:
             "captured updates are read by curious and aware adversaries; line-ups of "
             "your candidates: gradaudit attack --captured ... --candidates",
         )
+        check_budget(plan, grid.attacks)
         for threat in grid.threats:
             for method in grid.attacks:
-                attack = method
-                if isinstance(method, str):
-                    attack = attack_presets.parse(
-                        method, plan.iterations, plan.restarts
-                    )
-                assert isinstance(attack, Attack)
+                attack = chosen_attack(method, **budget_of(plan, method))
                 Threat.parse(threat, Leakage.CLIENT).check(attack)
         return grid
 
@@ -180,8 +182,8 @@ class CapturedGrid:
                         "attack-captured", captured=str(run.folder), model=plan.model,
                         truth=_truth(plan, run), method=method,
                         defense="none" if told is None else told, threat=threat,
-                        place=place, victims=plan.victims, iterations=plan.iterations,
-                        restarts=plan.restarts, success_rmse=plan.success_rmse,
+                        place=place, victims=plan.victims,
+                        **budget_of(plan, method), success_rmse=plan.success_rmse,
                         seed=plan.seed,
                     )  # fmt: skip
                     label = method if isinstance(method, str) else type(method).__name__

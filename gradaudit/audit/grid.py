@@ -7,6 +7,7 @@ audits are one.
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -17,13 +18,13 @@ import jax
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
 from gradaudit.audit.asked import AuditPlan
-from gradaudit.audit.attack import chosen_model
+from gradaudit.audit.attack import chosen_attack, chosen_model
 from gradaudit.audit.threat import Threat, transforms_seen
 from gradaudit.audit.training_plan import default_setting
 from gradaudit.data import CATALOGUE, Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.base import Defense
-from gradaudit.errors import require
+from gradaudit.errors import InputError, require
 from gradaudit.federation.setting import PAPER_SETTINGS, Setting
 from gradaudit.models.model import Model
 from gradaudit.spec import Spec
@@ -37,6 +38,36 @@ INFORMED = "informed"  # its adversary picks out of candidates: a line-up
 _LONGEST = 48  # letters of a name inside a cell's id
 _UNTRAINED = "The networks are untrained: later rounds may leak less or more."
 _LINE_UPS_UNTRAINED = "Line-ups are played on untrained networks."
+
+
+def budget_of(plan: AuditPlan, method: str | Attack) -> dict[str, int | None]:
+    """Returns the plan's iterations and restarts, each None if the attack has none.
+
+    A budget is of the whole grid, where closed forms may stand beside searches.
+    """
+
+    def has(name: str) -> bool:
+        if isinstance(method, str):
+            known = attack_presets.PRESETS.get(method.partition(":")[0])
+            return known is None or name in inspect.signature(known.make).parameters
+        try:
+            method.budgeted(**{"iterations": None, "restarts": None} | {name: 1})
+        except InputError:
+            return False
+        return True
+
+    asked = {"iterations": plan.iterations, "restarts": plan.restarts}
+    return {n: v if v is not None and has(n) else None for n, v in asked.items()}
+
+
+def check_budget(plan: AuditPlan, methods: Sequence[str | Attack]) -> None:
+    """Raises if a budget was given that none of the attacks has."""
+    budgets = [budget_of(plan, method) for method in methods]
+    for name in ("iterations", "restarts"):
+        require(
+            getattr(plan, name) is None or any(each[name] for each in budgets),
+            f"none of the attacks of this audit has {name}: leave the option out",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,14 +136,12 @@ class Grid:
             for each in plan.defenses
         )
         grid = cls(plan, data, guards)
-        for threat in plan.threats:
+        asked = {each: grid.attacks_of(each) for each in plan.threats}
+        check_budget(plan, [method for each in asked.values() for method in each])
+        for threat, methods in asked.items():
             adversary = Threat.parse(threat, Leakage.EXAMPLE)
-            for method in grid.attacks_of(threat):
-                adversary.check(
-                    attack_presets.parse(method, plan.iterations, plan.restarts)
-                    if isinstance(method, str)
-                    else method
-                )
+            for method in methods:
+                adversary.check(chosen_attack(method, **budget_of(plan, method)))
         return grid
 
     def attacks_of(self, threat: str) -> tuple[str | Attack, ...]:
@@ -190,8 +219,7 @@ class Grid:
             dataset=data.given, model=plan.model, victims=plan.victims,
             draws=plan.draws, batch_size=_batch(plan, leakage),
             local_steps=plan.local_steps, round=plan.round, threat=threat,
-            iterations=plan.iterations, restarts=plan.restarts,
-            success_rmse=plan.success_rmse, seed=plan.seed,
+            **budget_of(plan, method), success_rmse=plan.success_rmse, seed=plan.seed,
         )  # fmt: skip
         label = method if isinstance(method, str) else type(method).__name__
         return self._cell("attack", spec, data, guard, leakage, threat, label)

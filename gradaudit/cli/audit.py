@@ -100,7 +100,7 @@ Draws = Annotated[int | None, _of(_CELL, "Networks, victims dealt over them.")]
 BatchSize = Annotated[int | None, _of(_CELL, "Of types 0 and 1.")]
 LocalSteps = Annotated[int | None, _of(_CELL, "Of a client's round.")]
 Round = Annotated[int | None, _of(_CELL, "Rounds of training before it.", "--round")]
-Iterations = Annotated[int | None, _of(_CELL, "The attacks' budget.")]
+Iterations = Annotated[int | None, _of(_CELL, "The budget of attacks that have one.")]
 Restarts = Annotated[int | None, _of(_CELL, "Independent starts.")]
 SuccessRmse = Annotated[
     float | None, _of(_CELL, "RMSE at which a victim counts as rebuilt.")

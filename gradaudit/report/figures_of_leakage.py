@@ -58,10 +58,9 @@ def reconstructions(result: Result, rows: int = _MOST) -> Picture:
     axes.spines[:].set_visible(False)
     document = result.to_dict()
     about, asr = document["about"], document["metrics"]["asr"]
-    won, asked = _won(document)
     say(
         figure,
-        f"{won} of {asked} rebuilt [{asr['low']:.2f}, {asr['high']:.2f}] at RMSE <= "
+        f"{_rebuilt(document)} [{asr['low']:.2f}, {asr['high']:.2f}] at RMSE <= "
         f"{asr['threshold']:g} (RMSE at the right): {about['method']} against "
         f"{about['defense']} on {about['dataset']}, type {about['type']}",
     )
@@ -105,6 +104,16 @@ def films(result: Result) -> list[Plain]:
 def _rgb(image: Any) -> Any:
     shown = np.clip(np.nan_to_num(image, nan=1.0), 0.0, 1.0)
     return np.broadcast_to(shown, (*shown.shape[:2], 3))
+
+
+def _rebuilt(document: Plain) -> str:
+    """Returns how many victims; of batches, also how much of what is in them."""
+    (won, asked), about = _won(document), document["about"]
+    batch = about["batch_size"] * about["local_steps"]
+    if batch == 1:
+        return f"{won} of {asked} rebuilt"
+    share = document["metrics"]["examples_rebuilt"]
+    return f"{share:.0%} of all examples, {won} of {asked} batches of {batch} rebuilt"
 
 
 def _won(document: Plain) -> tuple[int, int]:

@@ -257,6 +257,17 @@ def test_a_malicious_server_runs_the_attack_that_only_it_can():
     assert grid.attacks_of("malicious") == ("imprint",)
 
 
+def test_a_budget_of_the_grid_is_of_the_attacks_that_have_one():
+    asked = {"threats": ["curious", "malicious"], "iterations": 7, "types": [0]}
+    cells = Grid.of(changed(AuditPlan(), asked)).cells()
+    found = {c["method"]: c["spec"] for c in cells if c["kind"] == "attack"}
+    assert found["strongest"]["arguments"]["iterations"] == 7
+    assert found["imprint"]["arguments"]["iterations"] is None
+    for nobody in (["malicious"], ["informed"]):
+        with pytest.raises(InputError, match="none of the attacks .* has iterations"):
+            Grid.of(changed(AuditPlan(), asked | {"threats": nobody}))
+
+
 def test_cells_are_the_same_only_if_the_same_is_read():
     cells = {c["id"]: c for c in Grid.of(EQUALS).cells()}
     found = {

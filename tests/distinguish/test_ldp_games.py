@@ -19,9 +19,15 @@ from gradaudit.distinguish import (
     norm_sweep,
     play_cells,
 )
-from gradaudit.distinguish.blackbox import BlackGame, SignsOfStep, play_black
+from gradaudit.distinguish.blackbox import (
+    BlackGame,
+    LargerChange,
+    SignsOfStep,
+    play_black,
+)
 from gradaudit.distinguish.bounds import empirical_epsilon
 from gradaudit.distinguish.crafters import bystander_gradients, draw_scene
+from gradaudit.distinguish.game import Crafted
 from gradaudit.distinguish.whitebox import Cosine, pair_law, play_white
 from gradaudit.errors import InputError
 from gradaudit.models.networks import build_model
@@ -175,6 +181,45 @@ def test_signs_of_step_follow_the_arcsine_law(scene):
 
 
 @pytest.mark.slow
+@dataclasses.dataclass(frozen=True)
+class Plane:
+    """Losses g_i.theta + bend / 2 |theta|^2 of two inputs, in two dimensions."""
+
+    bend: float
+
+    def losses(self, params, buffers, inputs, targets):
+        del buffers, targets
+        return inputs @ params + self.bend / 2 * params @ params
+
+
+@pytest.mark.parametrize(
+    ("bend", "sign"), [(0.0, 0), (0.3, -1), (-0.3, 1)], ids=["flat", "up", "down"]
+)
+def test_the_larger_change_is_blind_but_for_the_curvature(bend, sign):
+    """Equation 6 over all answers, by the exact law of the randomizer.
+
+    An answer and its negative change a straight loss equally, and the law of the
+    answers tells g1 from g2 by their sides only: to first order the rule knows nothing.
+    Descent along g1 changes x1's loss less than ascent where losses bend upwards, as
+    they do: then the rule guesses the wrong one more often than the right one.
+    """
+    gradients = jnp.eye(2)
+    known = Crafted(jnp.zeros(2), gradients, gradients, gradients)
+    angles = (np.arange(720) + 0.5) * (2 * np.pi / 720)
+    answers = jnp.asarray(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+
+    def score(answer):
+        return LargerChange().score(Plane(bend), known.params, -answer, known)
+
+    guesses = np.asarray(jax.vmap(score)(answers)) >= 0
+    keep = 1 / (1 + math.exp(-4.0))
+    right, wrong = (
+        np.mean(guesses * 2 * np.where(np.asarray(answers @ g) > 0, keep, 1 - keep))
+        for g in gradients
+    )  # how often it says g1 when g1, and when g2 was randomized
+    assert np.sign(round(right - wrong, 6)) == sign
+
+
 def test_more_clients_hide_the_gradient_better(scene, data):
     def measured(clients):
         trials = black(scene, "dummy-gradient", Server(), 1_000, clients, data)[-1]

@@ -5,8 +5,11 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
+
+from gradaudit.files import LOCK
 
 ATTACK = ["attack", "--dataset", "digits", "--model", "dpfl-2conv"]
 ATTACK += ["--iterations", "4", "--victims", "8", "--draws", "2", "--slots", "2"]
@@ -41,7 +44,10 @@ def started(words, folder, environment=None, before=(), **more):
 
 def finished(process, limit=900):
     """Waits for the end; returns the exit code and what was said."""
-    out, err = process.communicate(timeout=limit)
+    try:
+        out, err = process.communicate(timeout=limit)
+    finally:
+        process.kill()  # nothing of a test that failed runs on
     assert "Traceback" not in err and "Segmentation" not in err, err
     return process.returncode, out + err
 
@@ -49,6 +55,27 @@ def finished(process, limit=900):
 def ran(words, folder, environment=None, **more):
     """Runs a command in a process of its own; returns its exit code and words."""
     return finished(started(words, folder, environment, **more))
+
+
+def until(condition, limit=900):
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+def locked(process, folder):
+    """Waits until a command holds its folder, and returns when; before, it imports."""
+    lock = pathlib.Path(folder, LOCK)
+
+    def held():
+        try:  # another process that was killed may have left the file
+            return lock.read_text() == f"{process.pid}\n" or process.poll() is not None
+        except OSError:
+            return process.poll() is not None
+
+    until(held)
+    return time.monotonic()
 
 
 def document(folder):
@@ -71,7 +98,7 @@ def essence(folder):
     found["files"] = sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if path.is_file() and path.name != ".gradaudit.lock"
+        if path.is_file() and path.name != LOCK
     )
     return found
 

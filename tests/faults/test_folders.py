@@ -6,6 +6,8 @@ import os
 import pathlib
 import re
 import resource
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -146,6 +148,24 @@ def test_nothing_of_an_older_result_is_left(tmp_path):
     Pictured(["trials.csv", "figures/victims.png"]).save(tmp_path)
     Pictured(["figures/norms.png"]).save(tmp_path)
     assert listed(tmp_path) == ["figures/norms.png", "mine.png", "result.json"]
+
+
+def test_what_a_killed_run_could_not_finish_is_gone_with_the_next(tmp_path):
+    """kill -9 between the first byte of a file and its last."""
+    places = (tmp_path, tmp_path / "figures", tmp_path / "cells" / "a")
+    killed = (
+        "import os, pathlib, sys; from gradaudit.files import write_whole; "
+        "write_whole(pathlib.Path(sys.argv[1]), lambda _: os.kill(os.getpid(), 9))"
+    )
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        words = [sys.executable, "-c", killed, str(place / "x.json")]
+        assert subprocess.run(words).returncode == -9
+        assert len(list(place.glob(".x.json.*"))) == 1
+        (place / ".mine").touch()
+    with files.one_run_in(tmp_path):
+        left = [p.name for p in tmp_path.rglob("*") if p.is_file()]
+        assert sorted(left) == [files.LOCK, *[".mine"] * 3]
 
 
 def test_what_cannot_be_written_leaves_the_old_result(tmp_path, monkeypatch):

@@ -66,6 +66,20 @@ def test_reconstructions(attack):
 ERRORS = np.asarray([0.0, 0.1, 0.2], np.float32).reshape(1, 3, 1, 1, 1)
 
 
+BATCH = {
+    "about": {
+        "method": "cpl", "defense": "none", "dataset": "mine", "type": 1,
+        "batch_size": 3, "local_steps": 1,
+    },
+    "metrics": {
+        "asr": {"low": 0.0, "high": 0.8, "threshold": 0.15},
+        "examples_rebuilt": 2 / 3,
+    },
+    "draws": [{"successes": 0, "victims": 1}],
+    "victims": {"asked": 1},
+}  # fmt: skip
+
+
 class Batch(Plainly):
     """A victim of three examples, each rebuilt so badly, in another order."""
 
@@ -93,6 +107,12 @@ def test_a_batch_is_shown_in_the_order_of_the_truth_each_with_its_own_error():
         assert names == ("private", "iteration 1", "iteration 2", "rebuilt")
         for guess in guesses:
             np.testing.assert_allclose(guess, private + error, atol=1e-6)
+
+
+def test_the_picture_of_a_batch_counts_examples_too():
+    """No batch is right as a whole, and yet most of what is in it was rebuilt."""
+    said = title(ga.plot.reconstructions(Batch(BATCH)))
+    assert said.startswith("67% of all examples, 0 of 1 batches of 3 rebuilt [0.00")
 
 
 def test_resilience_of_an_audit_and_of_attacks(audited, attack):
