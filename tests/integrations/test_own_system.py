@@ -160,7 +160,8 @@ def test_the_noise_is_measured_and_the_typo_is_found(done):
     assert checks["local-dp-typo"]["verdict"] == "refuted"
     (claim,) = document["headline"]["claims"]
     assert claim["defense"] == "local-dp-typo"
-    assert "100 times too small" in claim["sentence"]
+    factor = re.search(r": ([\d.]+) times too small", claim["sentence"])
+    assert factor is not None and float(factor[1]) == pytest.approx(100, rel=0.05)
     assert checks["clipping"]["verdict"] == "consistent"
 
 
