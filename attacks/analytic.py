@@ -18,8 +18,8 @@ from gradaudit.attacks.base import Attack
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.problem import Reading
 from gradaudit.errors import require
+from gradaudit.models.deep_networks import from_patches
 from gradaudit.models.model import Model
-from gradaudit.models.transformer import from_patches
 from gradaudit.types import Key, LocalTraining, Observation, PyTree, Status
 
 _ROUNDING = 1e-6  # of the largest singular value: below it float32 holds no signal

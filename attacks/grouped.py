@@ -5,8 +5,7 @@ from gradaudit.attacks.ensembles import Consistency, MedianVote
 from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam
 from gradaudit.attacks.priors import RunningStatistics, SmallPixels, TotalVariation
-from gradaudit.attacks.relaxations import Mixed
-from gradaudit.attacks.starts import Normal, Uniform
+from gradaudit.attacks.starts import Mixed, Normal, Uniform
 
 _WHOLE_RUN = 2**31 - 1  # a patience that no budget reaches
 

@@ -28,8 +28,7 @@ from gradaudit.attacks.objective import (
 from gradaudit.attacks.optimizers import Optimizer
 from gradaudit.attacks.priors import Prior, apart, in_nats
 from gradaudit.attacks.problem import Alone, Problem, Reading, Together
-from gradaudit.attacks.relaxations import Relaxation
-from gradaudit.attacks.starts import Initialization, Patterned
+from gradaudit.attacks.starts import Initialization, Patterned, Relaxation
 from gradaudit.errors import require
 from gradaudit.evidence import Told
 from gradaudit.models.model import Model

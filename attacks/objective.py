@@ -19,8 +19,7 @@ from gradaudit.attacks.distances import Distance
 from gradaudit.attacks.labels import LabelStrategy
 from gradaudit.attacks.priors import Prior, in_nats, told
 from gradaudit.attacks.priors import residuals as of_prior
-from gradaudit.attacks.relaxations import Form
-from gradaudit.attacks.starts import Initialization
+from gradaudit.attacks.starts import Form, Initialization
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Observation

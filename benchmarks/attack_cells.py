@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from gradaudit.audit.attack import attack
-from gradaudit.audit.outcome import AttackResult
+from gradaudit.audit.attack_result import AttackResult
 from gradaudit.benchmarks.suite import Cell, Context, Entry, Plain, Scale, number
 
 # A stalled victim stops early: its objective fell by less than 1 % in 5 iterations.

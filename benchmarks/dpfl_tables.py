@@ -30,8 +30,8 @@ from gradaudit.benchmarks.suite import (
 )
 from gradaudit.benchmarks.training_cells import data_of
 from gradaudit.data import Iid, Shards
-from gradaudit.defenses.base import init_states, run
 from gradaudit.defenses.layers import Importance
+from gradaudit.defenses.transforms import init_states, run
 from gradaudit.federation.setting import Optimizer, Selection, Setting
 from gradaudit.federation.training import Stopped, evaluate
 from gradaudit.models.networks import build_model

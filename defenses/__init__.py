@@ -6,25 +6,13 @@ if __name__ != "gradaudit.defenses":
         "write `import gradaudit.defenses`, not `import defenses`"
     )
 
-from gradaudit.defenses.base import (
-    Bound,
-    Defense,
-    FromFunction,
-    Transform,
-    check_state,
-    compose,
-    defend,
-    init_states,
-    is_independent,
-    run,
-)
 from gradaudit.defenses.clipping import Norm, Scope
 from gradaudit.defenses.fast_mean import mean_of_units
 from gradaudit.defenses.layers import pogz
 from gradaudit.defenses.local import randomize
 from gradaudit.defenses.noise import NoiseAt
 from gradaudit.defenses.parsing import PRESETS, Preset, parse
-from gradaudit.defenses.presets import (
+from gradaudit.defenses.published import (
     adaclip,
     dp_baseline,
     dp_dyn,
@@ -49,6 +37,18 @@ from gradaudit.defenses.presets import (
     none,
     prune,
     quantile_clip,
+)
+from gradaudit.defenses.transforms import (
+    Bound,
+    Defense,
+    FromFunction,
+    Transform,
+    check_state,
+    compose,
+    defend,
+    init_states,
+    is_independent,
+    run,
 )
 
 __all__ = [

@@ -7,7 +7,6 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.clipping import (
     Scaled,
     clip_factors,
@@ -20,6 +19,7 @@ from gradaudit.defenses.clipping import (
 from gradaudit.defenses.noise import add_noise, draw_like
 from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.schedules import Constant
+from gradaudit.defenses.transforms import Bound, State
 from gradaudit.errors import require
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.schedules import Schedule
+from gradaudit.defenses.transforms import Bound, State
 from gradaudit.errors import require
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, Point

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.clipping import Scope
 from gradaudit.defenses.noise import draw_like, unbounded
 from gradaudit.defenses.schedules import Constant
+from gradaudit.defenses.transforms import Bound, State
 from gradaudit.errors import require
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from gradaudit.defenses.base import State, Transform, run
 from gradaudit.defenses.clipping import Scaled
+from gradaudit.defenses.transforms import State, Transform, run
 from gradaudit.models.gradients import is_outer
 from gradaudit.text import users_code
 from gradaudit.types import Key, PyTree

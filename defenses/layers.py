@@ -7,15 +7,6 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 
-from gradaudit.defenses.base import (
-    Bound,
-    State,
-    Transform,
-    explain,
-    is_additive,
-    is_independent,
-    release_of,
-)
 from gradaudit.defenses.noise import (
     NOT_CLIPPED,
     UNTIED,
@@ -24,6 +15,15 @@ from gradaudit.defenses.noise import (
     unbounded,
 )
 from gradaudit.defenses.schedules import Constant
+from gradaudit.defenses.transforms import (
+    Bound,
+    State,
+    Transform,
+    explain,
+    is_additive,
+    is_independent,
+    release_of,
+)
 from gradaudit.errors import InputError, require
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point

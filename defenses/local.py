@@ -12,9 +12,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.clipping import unit_norms
 from gradaudit.defenses.schedules import Constant
+from gradaudit.defenses.transforms import Bound, State
 from gradaudit.errors import require
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.defenses.base import Bound, State
 from gradaudit.defenses.clipping import (
     Clip,
     FixedSensitivity,
@@ -21,6 +20,7 @@ from gradaudit.defenses.clipping import (
 )
 from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.schedules import Constant, Schedule, as_schedule
+from gradaudit.defenses.transforms import Bound, State
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.models.gradients import Units

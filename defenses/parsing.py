@@ -16,8 +16,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
-from gradaudit.defenses.base import Defense, compose, defend
 from gradaudit.defenses.schedules import Schedule, Table, decay
+from gradaudit.defenses.transforms import Defense, compose, defend
 from gradaudit.errors import InputError, require, unknown_name
 from gradaudit.spec import rebuilds
 from gradaudit.text import (

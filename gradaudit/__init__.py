@@ -16,12 +16,12 @@ _EXPORTS = {
     "attack": "gradaudit.audit.attack",
     "attack_captured": "gradaudit.audit.captured_attack",
     "certificate": "gradaudit.privacy.certificate",
-    "enough_noise": "gradaudit.audit.enough",
+    "enough_noise": "gradaudit.audit.least_noise",
     "epsilon": "gradaudit.privacy",
-    "identify": "gradaudit.audit.identify",
+    "identify": "gradaudit.audit.captured_line_up",
     "ldp_audit": "gradaudit.distinguish",
     "line_up": "gradaudit.audit.informed",
-    "load": "gradaudit.report.saved",
+    "load": "gradaudit.report.result",
     "load_dataset": "gradaudit.data",
     "mechanism_check": "gradaudit.audit.mechanism_check",
     "train": "gradaudit.audit.train",
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"gradaudit.{name}")
     if name == "plot":
-        return importlib.import_module("gradaudit.report.plot")
+        return importlib.import_module("gradaudit.report.figures")
     raise AttributeError(f"module 'gradaudit' has no attribute {name!r}")
 
 

@@ -23,7 +23,7 @@ import pytest
 
 from gradaudit import machine
 from gradaudit.federation.setting import Setting
-from gradaudit.report import result, schema
+from gradaudit.report.result import Result, kind_of, validate
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,18 +79,18 @@ def quick_jit():
 @pytest.fixture(scope="session", autouse=True)
 def results_are_of_their_schema():
     """Whatever a test saves is checked against the schema that the package ships."""
-    plain = result.Result._write
+    plain = Result._write
 
     def checked(self, folder):
         names = plain(self, folder)
         if type(self).__module__.startswith("gradaudit."):
             document = json.loads((folder / names[-1]).read_text())
-            schema.validate(document, schema.kind_of(document))
+            validate(document, kind_of(document))
         return names
 
-    result.Result._write = checked
+    Result._write = checked
     yield
-    result.Result._write = plain
+    Result._write = plain
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from gradaudit.audit import threat
 from gradaudit.data import formats, load_dataset
 from gradaudit.data.dataset import Contents
 from gradaudit.defenses import parsing
-from gradaudit.defenses import presets as defenses
+from gradaudit.defenses import published as defenses
 from gradaudit.types import Knowledge, Leakage
 
 

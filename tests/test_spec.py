@@ -31,10 +31,10 @@ from gradaudit.attacks.distances import (
 from gradaudit.attacks.ensembles import Consistency, MedianVote
 from gradaudit.attacks.labels import Counts, FromBias, Joint, Known, LastLayer
 from gradaudit.attacks.priors import OutsideBox, SmallPixels, TotalVariation
-from gradaudit.attacks.relaxations import Mixed
 from gradaudit.attacks.starts import (
     Colour,
     Constant,
+    Mixed,
     Normal,
     Patterned,
     PublicImage,

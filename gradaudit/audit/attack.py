@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from gradaudit import files, machine
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
-from gradaudit.audit.attacking import Attacking, Run, Tell
-from gradaudit.audit.beside import LINE_UPS
-from gradaudit.audit.captured import arranged
-from gradaudit.audit.kept import Kept, fingerprint
-from gradaudit.audit.outcome import AttackResult
+from gradaudit.audit.attack_result import AttackResult
+from gradaudit.audit.attack_run import Attacking, Run, Tell
+from gradaudit.audit.captured_files import read_tensor_file
+from gradaudit.audit.captured_observation import arranged
+from gradaudit.audit.informed import LINE_UPS
 from gradaudit.audit.processes import Processes
+from gradaudit.audit.resume import Kept, fingerprint
 from gradaudit.audit.scenario import MOST_LOOKS, Simulated
-from gradaudit.audit.tensor_files import read_tensor_file
 from gradaudit.audit.threat import Threat
 from gradaudit.audit.training_plan import recorded_round
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError, require
 from gradaudit.federation.setting import PAPER_SETTINGS, Setting
 from gradaudit.models.adapters import model_for

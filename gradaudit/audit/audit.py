@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradaudit import files, machine
-from gradaudit.audit.asked import AuditPlan, changed
-from gradaudit.audit.assembled import assemble
+from gradaudit.audit.audit_cells import DONE, INTERRUPTED, finished, lost, run_task
+from gradaudit.audit.audit_document import assemble
+from gradaudit.audit.audit_gates import Gates
+from gradaudit.audit.audit_grid import Grid
+from gradaudit.audit.audit_plan import AuditPlan, changed
 from gradaudit.audit.captured_grid import CapturedGrid
-from gradaudit.audit.cells import DONE, INTERRUPTED, finished, lost, run_task
-from gradaudit.audit.grid import Grid
-from gradaudit.audit.limits import Gates
 from gradaudit.clusters import placed
 from gradaudit.errors import InputError, LostProcess, require
 from gradaudit.executors import Executor, Task, in_this_process

@@ -16,24 +16,18 @@ from gradaudit.attacks.base import Attack
 from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
 from gradaudit.audit.attack import chosen_attack
-from gradaudit.audit.attacking import Attacking, Run, Tell
-from gradaudit.audit.capture import Capture, content_digest, find, read_capture
-from gradaudit.audit.captured_scenario import (
-    UNKNOWN,
-    Captured,
-    private_data,
-    truths_of,
-)
-from gradaudit.audit.kept import Kept
+from gradaudit.audit.attack_result import AttackResult
+from gradaudit.audit.attack_run import Attacking, Run, Tell
+from gradaudit.audit.captured_files import Capture, content_digest, find, read_capture
+from gradaudit.audit.captured_result import UnseenResult, line_up_of
+from gradaudit.audit.captured_scenario import UNKNOWN, Captured, private_data, truths_of
+from gradaudit.audit.captured_scores import Answer, pick, weigh
 from gradaudit.audit.mechanism_check import mechanism_check
-from gradaudit.audit.outcome import AttackResult
-from gradaudit.audit.picked import pick
+from gradaudit.audit.resume import Kept
 from gradaudit.audit.threat import Threat, remarks
-from gradaudit.audit.unseen import UnseenResult, line_up_of
-from gradaudit.audit.witness import Answer, weigh
 from gradaudit.data import load_dataset
 from gradaudit.defenses import parse as parse_defense
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError, require
 from gradaudit.models.adapters import is_file, model_for
 from gradaudit.models.model import Model
@@ -75,7 +69,7 @@ def attack_captured(
       captured: a folder of one update, or of many (see docs/own-system.md).
       model: the client's model, its name, or `path/to/file.py:build`.
       truth: the clients' examples as .npz (x, y), or a folder of them; without it the
-        result says what can be said: see `gradaudit.audit.witness`.
+        result says what can be said: see `gradaudit.audit.captured_scores`.
       candidates: examples as .npz, among which the client's may be: who was it?
       method: an attack, or its name with parameters (`cpl:init=uniform`).
       defense: what the client or the server did to the update, for an aware threat.

@@ -13,23 +13,23 @@ from typing import Any
 
 from gradaudit import files
 from gradaudit.attacks.base import Attack
-from gradaudit.audit.asked import AuditPlan
 from gradaudit.audit.attack import chosen_attack
-from gradaudit.audit.capture import Capture, find, read_capture
-from gradaudit.audit.captured_scenario import UNKNOWN
-from gradaudit.audit.grid import (
+from gradaudit.audit.audit_grid import (
     INFORMED,
     STRONGEST,
     budget_of,
     cell_of,
     check_budget,
 )
+from gradaudit.audit.audit_plan import AuditPlan
+from gradaudit.audit.captured_files import Capture, find, read_capture
+from gradaudit.audit.captured_scenario import UNKNOWN
 from gradaudit.audit.mechanism_check import Claim
 from gradaudit.audit.threat import Threat
-from gradaudit.defenses.base import Defense, defend
 from gradaudit.defenses.clipping import Clip, Scope
 from gradaudit.defenses.noise import plain_gaussian, plain_laplace
 from gradaudit.defenses.schedules import Constant
+from gradaudit.defenses.transforms import Defense, defend
 from gradaudit.errors import require
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.attacks.base import Victims
-from gradaudit.audit.capture import Capture
-from gradaudit.audit.captured import observation_of
+from gradaudit.audit.captured_files import Capture
+from gradaudit.audit.captured_observation import observation_of
 from gradaudit.audit.scenario import Group, Ids
 from gradaudit.data import Dataset, load_dataset
-from gradaudit.defenses.base import Defense, ToldDefense, init_states
+from gradaudit.defenses.transforms import Defense, ToldDefense, init_states
 from gradaudit.errors import InputError, require
 from gradaudit.federation.recipe import ServerState
 from gradaudit.models.model import Model, check_batch

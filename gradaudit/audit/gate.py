@@ -30,8 +30,8 @@ import numpy as np
 from scipy import special
 
 from gradaudit.audit.attack import DEFAULT_DATASET, attack
-from gradaudit.audit.beside import LINE_UPS
-from gradaudit.audit.outcome import AttackResult
+from gradaudit.audit.attack_result import AttackResult
+from gradaudit.audit.informed import LINE_UPS
 from gradaudit.data import load_dataset
 from gradaudit.errors import require
 from gradaudit.report import metrics

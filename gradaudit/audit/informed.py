@@ -1,4 +1,8 @@
-"""`ga.line_up`: how often the informed adversary picks the victim, and the bound."""
+"""The informed adversary: `ga.line_up`, and what stands beside an attack under noise.
+
+A failed attack proves nothing. The line-up is the lower end of what somebody reaches,
+the certificate the upper end of what anybody does.
+"""
 
 import dataclasses
 import time
@@ -7,18 +11,30 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy import special
 
 from gradaudit import files, machine
-from gradaudit.audit.line_ups import DOUBT, Cell, From, LineUps, line_ups_of
+from gradaudit.audit.line_up_cells import (
+    DOUBT,
+    LOOK_AT,
+    Cell,
+    From,
+    LineUps,
+    line_ups_of,
+)
 from gradaudit.audit.threat import KNOWN, Threat, transforms_seen
 from gradaudit.data import Dataset
 from gradaudit.defenses import parse as parse_defense
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError
+from gradaudit.federation.recipe import ServerState
 from gradaudit.models.model import Model
-from gradaudit.report import plot
+from gradaudit.privacy.certificate import certificate, near
+from gradaudit.privacy.plan import PrivacyPlan
+from gradaudit.report import figures
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
+from gradaudit.types import Leakage
 
 Tell = Callable[[int, int], None]  # line-ups done, line-ups in all
 
@@ -85,7 +101,7 @@ class LineUpResult(Result):
 
     def figures(self) -> dict[str, Callable[[], Any]]:
         """Returns measured, certified and guessing over looks or sigma."""
-        return {"figures/line_up.png": lambda: plot.line_up(self)}
+        return {"figures/line_up.png": lambda: figures.line_up(self)}
 
 
 def line_up(
@@ -238,5 +254,100 @@ def _limitations(table: LineUps, defense: Defense) -> list[str]:
     if not transforms_seen(defense, table.leakage):
         sentences.append(
             f"{defense.name} acts after the point that type {int(table.leakage)} reads."
+        )
+    return sentences
+
+
+LINE_UPS = 100  # unless another number is asked for
+_CANDIDATES = 10
+_DRAWS = 4  # networks of the attack that are also used here, at most
+_EXAMPLES = 64  # of a client's round: beyond, the first gradient says next to nothing
+_HALF = DOUBT / 2  # a false alarm of the line-up, and one of the attack
+
+
+def line_up_and_certificates(
+    model: Model,
+    dataset: Dataset,
+    defense: Defense,
+    leakage: Leakage,
+    states: Sequence[ServerState],
+    *,
+    batch_size: int,
+    local_steps: int,
+    success_rmse: float,
+    seed: int,
+    line_ups: int = LINE_UPS,
+    looks: int = 1,
+) -> dict[str, Any] | None:
+    """Returns a short line-up and both certificates, as result.json has them.
+
+    The line-ups are of the attack's own networks (`states`, one for each draw), in the
+    attack's round (of several looks the last: noise that changes gets less), with other
+    clients of the same data. None without noise, where there
+    is nothing to certify, and without `states`, where the round was not ours. Costs
+    well under a second once its two programs are compiled; with `line_ups` = 0 nothing
+    is compiled or played, and the line-up has its certificate only.
+    """
+    if not defense.mechanisms or not states:
+        return None
+    alone = leakage is Leakage.EXAMPLE
+    batch, steps = (1, 1) if alone else (batch_size, local_steps)
+    most = int(np.bincount(dataset.labels).max())
+    count = max(2, min(_CANDIDATES, most)) if alone else _CANDIDATES
+    tensors = len(jax.tree.leaves(states[0].params))
+    used = tuple(states[: min(_DRAWS, max(line_ups, 1))])
+    table = LineUps(
+        model, dataset, leakage, batch, steps, (count,), (looks,), max(line_ups, 1),
+        len(used), From.LABEL, False, seed, tensors, used,
+    )  # fmt: skip
+    enough = most >= (count if alone else batch * steps)
+    played: dict[str, Any] = {
+        "candidates": count,
+        "looks": looks,
+        "line_ups": 0,
+        "measured": None,
+        "certified": table.certified(defense, count, looks).to_dict(),
+        "guessing": 1 / count,
+        "broken": False,
+    }
+    if line_ups and enough and batch * steps <= _EXAMPLES:
+        (cell,), _ = play_cells(table, [(None, defense)], None)
+        played = cell.to_dict() | {"broken": cell.breaks(_HALF)}
+    rebuilt = certificate(
+        PrivacyPlan(defense, table.setting, tensors=tensors),
+        type=int(leakage),
+        prior=near(dataset.inputs, success_rmse, batch * steps),
+        looks=looks,
+        round=table.round,
+    )
+    return {
+        "line_up": played,
+        "reconstruction": rebuilt.to_dict() | {"threshold": success_rmse},
+    }
+
+
+def broken_certificates(
+    found: dict[str, Any] | None, successes: int, victims: int
+) -> list[str]:
+    """Returns what was measured above its certificate, in words; nothing if all holds.
+
+    Certificates bound every victim on its own, whatever the network, so that all are
+    counted together (Clopper-Pearson); a false alarm of either kind has 1.25 %.
+    """
+    if found is None:
+        return []
+    sentences, line_up = [], found["line_up"]
+    if line_up["broken"]:
+        sentences.append(
+            f"one of {line_up['candidates']}: picked {line_up['measured']['value']:.3f}"
+            f", certified {line_up['certified']['value']:.3f}. {LOOK_AT}"
+        )
+    bound = found["reconstruction"]["value"]
+    others = victims - successes + 1
+    low = special.betaincinv(successes, others, _HALF) if successes else 0
+    if bound is not None and low > bound:
+        sentences.append(
+            f"{successes} of {victims} victims were rebuilt, certified "
+            f"{bound:.3f}. {LOOK_AT}"
         )
     return sentences

@@ -14,7 +14,7 @@ import numpy as np
 from dp_accounting import get_epsilon_gaussian
 
 from gradaudit import files, machine
-from gradaudit.audit.capture import Capture, find, read_capture
+from gradaudit.audit.captured_files import Capture, find, read_capture
 from gradaudit.audit.measured_noise import (
     CONFIDENCE,
     Arrays,

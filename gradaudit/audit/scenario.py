@@ -19,7 +19,7 @@ from gradaudit import tree
 from gradaudit.attacks.base import Victims
 from gradaudit.audit.training_plan import RecordedTraining
 from gradaudit.data import Dataset
-from gradaudit.defenses.base import Defense, ToldDefense
+from gradaudit.defenses.transforms import Defense, ToldDefense
 from gradaudit.errors import InputError, require
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state

@@ -11,7 +11,7 @@ from typing import Any
 from gradaudit import files, machine, tree
 from gradaudit.audit.training_plan import Plan, Statistics, make_plan
 from gradaudit.data import Dataset
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import require
 from gradaudit.federation.checkpoint import RunFolder
 from gradaudit.federation.setting import Setting, setting_as_plain

@@ -16,17 +16,12 @@ from gradaudit import machine
 from gradaudit.data import Dataset, FullCopy, Iid, load_dataset
 from gradaudit.data.partition import Indices
 from gradaudit.defenses import parse as parse_defense
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import require
 from gradaudit.federation import checkpoint
 from gradaudit.federation.population import Population, sampler_of
 from gradaudit.federation.recipe import Recipe, ServerState
-from gradaudit.federation.setting import (
-    PAPER_SETTINGS,
-    Batches,
-    Selection,
-    Setting,
-)
+from gradaudit.federation.setting import PAPER_SETTINGS, Batches, Selection, Setting
 from gradaudit.federation.training import (
     Progress,
     PublicData,

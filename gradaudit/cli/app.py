@@ -6,21 +6,18 @@ import sys
 import typer
 
 from gradaudit.cli import (
-    account,
-    attack,
-    audit,
-    bench,
-    calibrate,
-    captured,
+    account_command,
+    attack_command,
+    audit_command,
+    bench_command,
+    captured_command,
     console,
-    data,
-    ldp,
-    line_up,
-    listing,
-    model,
-    report,
-    run,
-    train,
+    ldp_command,
+    line_up_command,
+    list_command,
+    model_command,
+    run_command,
+    train_command,
 )
 
 app = typer.Typer(
@@ -38,20 +35,24 @@ app = typer.Typer(
 
 
 app.callback()(console.global_options)
-app.command("attack", epilog=attack.EPILOG)(attack.attack)
-app.command("audit", epilog=audit.EPILOG)(audit.audit)
-app.command("train", epilog=train.EPILOG)(train.train)
-app.command("run", epilog=run.EPILOG)(run.run)
-app.command("report", epilog=report.EPILOG)(report.report)
-app.command("list", epilog="Example: gradaudit list defenses")(listing.list_everything)
-app.add_typer(data.app, name="data")
-app.add_typer(bench.app, name="bench")
-app.command("account", epilog=account.EPILOG)(account.account)
-app.command("ldp", epilog=ldp.EPILOG)(ldp.ldp)
-app.add_typer(captured.app, name="captured")
-app.add_typer(model.app, name="model")
-app.command("line-up", epilog=line_up.EPILOG)(line_up.line_up)
-app.command("calibrate", epilog=calibrate.EPILOG)(calibrate.calibrate)
+app.command("attack", epilog=attack_command.EPILOG)(attack_command.attack)
+app.command("audit", epilog=audit_command.EPILOG)(audit_command.audit)
+app.command("train", epilog=train_command.EPILOG)(train_command.train)
+app.command("run", epilog=run_command.RUN_EPILOG)(run_command.run)
+app.command("report", epilog=run_command.REPORT_EPILOG)(run_command.report)
+app.command("list", epilog="Example: gradaudit list defenses")(
+    list_command.list_everything
+)
+app.add_typer(list_command.app, name="data")
+app.add_typer(bench_command.app, name="bench")
+app.command("account", epilog=account_command.EPILOG)(account_command.account)
+app.command("ldp", epilog=ldp_command.EPILOG)(ldp_command.ldp)
+app.add_typer(captured_command.app, name="captured")
+app.add_typer(model_command.app, name="model")
+app.command("line-up", epilog=line_up_command.LINE_UP_EPILOG)(line_up_command.line_up)
+app.command("calibrate", epilog=line_up_command.CALIBRATE_EPILOG)(
+    line_up_command.calibrate
+)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradaudit import machine
 from gradaudit.data import load_dataset
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish.bounds import (
     CAVEATS,
     SIGNIFICANCE,

@@ -18,11 +18,7 @@ from gradaudit.distinguish.blackbox import (
 )
 from gradaudit.distinguish.game import Crafted
 from gradaudit.errors import require
-from gradaudit.models.gradients import (
-    batch_gradient,
-    one_hot,
-    per_example_gradients,
-)
+from gradaudit.models.gradients import batch_gradient, one_hot, per_example_gradients
 from gradaudit.models.model import Model, check_batch
 from gradaudit.tree import flatten
 from gradaudit.types import Key, PyTree

@@ -35,7 +35,7 @@ from gradaudit.distinguish.whitebox import Cosine, NormPoint, WhiteRule
 from gradaudit.errors import require, unknown_name
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
-from gradaudit.report import figures, plot
+from gradaudit.report import figures
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 from gradaudit.tree import size
@@ -287,7 +287,7 @@ class LdpReport(Result):
         """Returns epsilon.png, and norms.png if there was a sweep."""
         drawn: dict[str, Callable[[], Any]] = {}
         if self.cells:
-            drawn["figures/epsilon.png"] = lambda: plot.epsilon(self)
+            drawn["figures/epsilon.png"] = lambda: figures.epsilon(self)
         if self.sweep:
             drawn["figures/norms.png"] = lambda: figures.norm_figure(self.sweep)
         return drawn

@@ -17,7 +17,7 @@ import numpy as np
 
 from gradaudit.attacks.accounts import expected_evidence
 from gradaudit.data import Dataset
-from gradaudit.defenses.base import ToldDefense
+from gradaudit.defenses.transforms import ToldDefense
 from gradaudit.distinguish.candidates import Ids, Scores
 from gradaudit.evidence import Evidence
 from gradaudit.federation.population import Population

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import defenses
-from gradaudit.defenses.base import Defense, init_states, run
+from gradaudit.defenses.transforms import Defense, init_states, run
 from gradaudit.distinguish.bounds import check_epsilon
 from gradaudit.errors import InputError, require
 from gradaudit.mechanism import Mechanism, NoiseKind

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from gradaudit import tree
-from gradaudit.defenses.base import State, Transform, run
 from gradaudit.defenses.fast_mean import mean_of_units, takes_factors
+from gradaudit.defenses.transforms import State, Transform, run
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, iteration_keys, update_key
 from gradaudit.federation.setting import Batches

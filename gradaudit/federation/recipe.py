@@ -10,7 +10,7 @@ from typing import Self
 import jax
 import optax
 
-from gradaudit.defenses.base import (
+from gradaudit.defenses.transforms import (
     Defense,
     State,
     Transform,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.defenses.base import State, run
+from gradaudit.defenses.transforms import State, run
 from gradaudit.errors import require
 from gradaudit.federation.client import ClientReport, train_client
 from gradaudit.federation.population import Population

@@ -5,11 +5,7 @@ import enum
 import math
 from typing import Any
 
-from gradaudit.data.partition import (
-    PARTITIONS,
-    PUBLISHED_HOLDINGS,
-    Partition,
-)
+from gradaudit.data.partition import PARTITIONS, PUBLISHED_HOLDINGS, Partition
 from gradaudit.errors import require, unknown_name
 
 _MOST = 10**9  # of anything that is counted

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import machine
-from gradaudit.defenses.base import run
+from gradaudit.defenses.transforms import run
 from gradaudit.errors import InputError, require
 from gradaudit.federation.client import (
     ClientReport,
@@ -18,12 +18,7 @@ from gradaudit.federation.client import (
     train_client,
 )
 from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import (
-    Recipe,
-    ServerState,
-    client_key,
-    iteration_keys,
-)
+from gradaudit.federation.recipe import Recipe, ServerState, client_key, iteration_keys
 from gradaudit.federation.round import at_server, at_server_together
 from gradaudit.federation.setting import Batches
 from gradaudit.types import Key, Leakage, LocalTraining, Observation, PyTree, Victim

@@ -13,7 +13,7 @@ import optax
 
 from gradaudit import tree
 from gradaudit.data import Dataset
-from gradaudit.defenses.base import check_state
+from gradaudit.defenses.transforms import check_state
 from gradaudit.errors import require
 from gradaudit.federation.population import Clients, Population, Sampler, Values
 from gradaudit.federation.recipe import (

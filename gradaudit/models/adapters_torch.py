@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from gradaudit.errors import InputError, require
 from gradaudit.models.end_layers import found_layers
-from gradaudit.models.losses import with_loss
-from gradaudit.models.model import Model
+from gradaudit.models.model import Model, with_loss
 from gradaudit.types import Key, PyTree
 
 STATISTICS = "torch"  # the collection of its buffers

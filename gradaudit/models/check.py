@@ -18,8 +18,7 @@ import numpy as np
 
 from gradaudit import tree
 from gradaudit.models.gradients import batch_gradient, one_hot
-from gradaudit.models.losses import OneLogit, squared_error
-from gradaudit.models.model import Model
+from gradaudit.models.model import Model, OneLogit, squared_error
 from gradaudit.types import PyTree
 
 EQUAL = 1e-4  # relative, of logits and gradients

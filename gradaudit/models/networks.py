@@ -17,9 +17,8 @@ from gradaudit.models.blocks import (
     symmetric_uniform,
 )
 from gradaudit.models.convolution import Path
+from gradaudit.models.deep_networks import Norm, Residual, Transformer
 from gradaudit.models.model import Model
-from gradaudit.models.residual import Norm, Residual
-from gradaudit.models.transformer import Transformer
 from gradaudit.spec import rebuilds
 
 

@@ -12,8 +12,8 @@ from gradaudit.report.drawing import COLOURS, GREY, legend, picture, plain, say
 from gradaudit.report.figures_of_privacy import measured_line
 
 if TYPE_CHECKING:
-    from gradaudit.audit.enough import EnoughResult
     from gradaudit.audit.informed import LineUpResult
+    from gradaudit.audit.least_noise import EnoughResult
 
 
 def line_up_table(result: "LineUpResult") -> Group:

@@ -1,4 +1,9 @@
-"""Curves of single runs: searches, trainings, accounting, sweeps over norms."""
+"""Figures: `ga.plot`'s of a result, and the curves of single runs.
+
+Every function of `ga.plot` (`__all__`) takes a result, fresh or from `ga.load`, and
+returns a figure whose title says what was found. Nothing is written;
+`figure.savefig("mine.pdf")` does that.
+"""
 
 import pathlib
 import textwrap
@@ -10,12 +15,17 @@ import numpy as np
 from gradaudit.errors import InputError
 from gradaudit.privacy.events import Events, FloatArray
 from gradaudit.privacy.methods import METHODS, ask
+from gradaudit.report.figures_of_leakage import frontier, reconstructions, resilience
+from gradaudit.report.figures_of_privacy import epsilon, line_up, norms
 from gradaudit.report.result import write_figure
 
 if TYPE_CHECKING:
-    from gradaudit.audit.outcome import AttackResult
+    from gradaudit.audit.attack_result import AttackResult
     from gradaudit.distinguish.whitebox import NormPoint
     from gradaudit.federation.training import RoundRecord
+
+
+__all__ = ["epsilon", "frontier", "line_up", "norms", "reconstructions", "resilience"]
 
 _LINES = 200  # searches that are drawn; more are a blot
 
@@ -141,8 +151,8 @@ def norm_figure(points: "Sequence[NormPoint]") -> Any:
 
     figure = Figure(figsize=(4.1, 3.3), layout="constrained")
     axes = figure.subplots()
-    for index, epsilon in enumerate(dict.fromkeys(point.epsilon for point in points)):
-        chosen = [point for point in points if point.epsilon == epsilon]
+    for index, level in enumerate(dict.fromkeys(point.epsilon for point in points)):
+        chosen = [point for point in points if point.epsilon == level]
         norms = [point.norm for point in chosen]
         color = f"C{index}"
         axes.plot(norms, [point.exact for point in chosen], "-", color=color, lw=1)
@@ -153,7 +163,7 @@ def norm_figure(points: "Sequence[NormPoint]") -> Any:
             fmt="o",
             ms=4,
             color=color,
-            label=f"ε = {epsilon:g}",
+            label=f"ε = {level:g}",
         )
     axes.axvline(1.0, color="grey", ls=":", lw=1)
     axes.set_xlabel("norm of the gradient / clip (line: exact law)")

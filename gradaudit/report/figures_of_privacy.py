@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from gradaudit.errors import require
-from gradaudit.report import schema
 from gradaudit.report.drawing import (
     COLOURS,
     GREY,
@@ -24,7 +23,7 @@ from gradaudit.report.drawing import (
     short,
     styles,
 )
-from gradaudit.report.result import Result
+from gradaudit.report.result import AUDIT, RESULT, Result, kind_of
 
 Plain = dict[str, Any]
 
@@ -73,7 +72,7 @@ def line_up(result: Result) -> Picture:
 def _line_ups(result: Result) -> Iterator[tuple[str, list[Plain]]]:
     """Yields what each line is called, and its rows."""
     document = result.to_dict()
-    if schema.kind_of(document) == schema.RESULT:
+    if kind_of(document) == RESULT:
         cells = document["metrics"].get("cells")
         if cells:
             yield short(str(document["about"]["defense"])), cells
@@ -167,7 +166,7 @@ def epsilon(result: Result) -> Picture:
 
 
 def _accounted(document: Plain) -> Iterator[tuple[str, Plain]]:
-    if schema.kind_of(document) == schema.AUDIT:
+    if kind_of(document) == AUDIT:
         for row in document["accounting"]:
             if row["accounting"] is not None:
                 yield short(row["defense"]), row["accounting"]["epsilon"]
@@ -249,7 +248,7 @@ def norms(result: Result) -> Picture:
     Of an audit: medians, for each place and defense; of a training: over its rounds.
     """
     document = result.to_dict()
-    if schema.kind_of(document) == schema.RESULT:
+    if kind_of(document) == RESULT:
         return _norms_of_training(document)
     rows = [
         (f"{short(each['defense'], 22)}, type {row['type']}", row)

@@ -14,12 +14,10 @@ from typing import Any
 from gradaudit._version import __version__
 from gradaudit.data import CATALOGUE
 from gradaudit.errors import InputError
-from gradaudit.report import plot, schema
+from gradaudit.report import figures
 from gradaudit.report.drawing import size, svg, visible
-from gradaudit.report.figures_of_leakage import films
-from gradaudit.report.result import Result
-from gradaudit.report.saved import Saved
-from gradaudit.report.strips import strip, strips_of
+from gradaudit.report.figures_of_leakage import films, strip, strips_of
+from gradaudit.report.result import AUDIT, Result, Saved, kind_of
 from gradaudit.report.verdict import (
     CERTIFIED,
     FAILED,
@@ -57,11 +55,11 @@ _SECTIONS = (
     ("repeat", "Repeat"),
 )
 _FIGURES: tuple[tuple[str, str, Callable[[Result], Any]], ...] = (
-    ("resilience", "Rebuilt, at every threshold", plot.resilience),
-    ("line-up", "Measured against certified", plot.line_up),
-    ("epsilon", "Epsilon: claimed, accounted, effective", plot.epsilon),
-    ("frontier", "Accuracy against leakage", plot.frontier),
-    ("norms", "Gradient norms before and after", plot.norms),
+    ("resilience", "Rebuilt, at every threshold", figures.resilience),
+    ("line-up", "Measured against certified", figures.line_up),
+    ("epsilon", "Epsilon: claimed, accounted, effective", figures.epsilon),
+    ("frontier", "Accuracy against leakage", figures.frontier),
+    ("norms", "Gradient norms before and after", figures.norms),
 )
 
 
@@ -269,7 +267,7 @@ def _threats(cells: Sequence[Plain]) -> list[Plain]:
 
 def _spec(document: Plain) -> Plain:
     spec = document["spec"]
-    whole = schema.kind_of(document) == schema.AUDIT
+    whole = kind_of(document) == AUDIT
     file = "audit.json" if whole else "result.json"
     return {
         "commands": f"gradaudit run {file}\ngradaudit report {file}",

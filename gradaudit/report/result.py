@@ -1,13 +1,20 @@
-"""Result: what every run leaves, and the one writer of it."""
+"""Result: what every run leaves; its one writer, one schema and one reader."""
 
 import abc
 import contextlib
+import csv
+import functools
+import importlib.resources
+import json
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import files
@@ -137,3 +144,128 @@ def remove_result(folder: pathlib.Path, but: Collection[str] = ()) -> None:
     """Removes the files of an older result, whatever command it was of."""
     for name in sorted(KNOWN - set(but), key=lambda name: not name.endswith(".json")):
         (folder / name).unlink(missing_ok=True)
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Returns the schema of `RESULT` or `AUDIT`."""
+    folder = importlib.resources.files("gradaudit.report") / "schemas"
+    text = (folder / f"{pathlib.Path(name).stem}.schema.json").read_text(
+        encoding="utf-8"
+    )
+    value: dict[str, Any] = json.loads(text)
+    return value
+
+
+@functools.cache
+def _validator(name: str) -> Any:
+    from jsonschema import Draft202012Validator
+    from referencing import Registry, Resource
+
+    known = [schema(each) for each in (RESULT, AUDIT)]
+    pairs = [(each["$id"], Resource.from_contents(each)) for each in known]
+    return Draft202012Validator(schema(name), registry=Registry().with_resources(pairs))
+
+
+def validate(value: Any, name: str, where: str = "the result") -> None:
+    """Raises in words, with the place, if a document is not of its schema."""
+    errors = sorted(_validator(name).iter_errors(value), key=lambda e: len(e.path))
+    if not errors:
+        return
+    first = errors[0]
+    place = "/".join(map(str, first.absolute_path)) or "its top"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    raise InputError(
+        f"{where} is no {name} of this version: at {place}: {first.message[:300]}{more}"
+    )
+
+
+def kind_of(value: Any) -> str:
+    """Returns whether a document says that it is an audit or a result."""
+    audit = isinstance(value, Mapping) and value.get("kind") == "audit"
+    return AUDIT if audit else RESULT
+
+
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+_LARGEST = 4 << 30
+
+
+class Saved(Result):
+    """What a run left in a folder; its document was checked against its schema."""
+
+    def __init__(self, document: dict[str, Any], folder: pathlib.Path) -> None:
+        self._document, self.folder = document, folder
+
+    @property
+    def is_audit(self) -> bool:
+        """Whether it is a whole audit, not one run."""
+        return kind_of(self._document) == AUDIT
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns result.json or audit.json."""
+        return self._document
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns the tables; numbers are numbers again, what is empty is None."""
+        names = ("trials.csv", "cells.csv", "line_ups.csv", "rounds.csv")
+        return {n: self._table(n) for n in names if (self.folder / n).is_file()}
+
+    def arrays(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Returns reconstructions.npz, if there is one."""
+        name = "reconstructions.npz"
+        return {name: self._arrays} if (self.folder / name).is_file() else {}
+
+    def cell(self, cell: dict[str, Any]) -> "Saved":
+        """Returns the result of one cell of an audit."""
+        return load(self.folder / cell["folder"])
+
+    @functools.cached_property
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        path = self.folder / "reconstructions.npz"
+        try:
+            require(path.stat().st_size <= _LARGEST, f"{path} is larger than 4 GiB")
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except _DAMAGE as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{path} can't be read: {error}") from None
+
+    def _table(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / name
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                return [
+                    {key: _value(text) for key, text in row.items() if key is not None}
+                    for row in csv.DictReader(file)
+                ]
+        except (OSError, ValueError, csv.Error) as error:
+            raise InputError(f"{path} can't be read: {error}") from None
+
+
+def _value(text: str | None) -> Any:
+    if not text:
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def load(path: pathlib.Path | str) -> Saved:
+    """Reads a result: its folder, or its result.json or audit.json.
+
+    Raises in words what is no result of this version.
+    """
+    place = pathlib.Path(path)
+    try:
+        inside = place.is_dir()
+    except OSError as error:
+        raise InputError(f"{str(path)[:200]} is no path: {error.strerror}") from None
+    if inside:
+        audit = place / AUDIT
+        place = audit if audit.exists() else place / RESULT
+    document = files.read_json(place, "result")
+    validate(document, kind_of(document), str(place))
+    return Saved(document, place.parent)

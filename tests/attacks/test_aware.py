@@ -14,10 +14,10 @@ from gradaudit.attacks.objective import Layout, objective
 from gradaudit.attacks.priors import Smooth
 from gradaudit.audit.scenario import Simulated
 from gradaudit.data import load_dataset
-from gradaudit.defenses.base import defend
 from gradaudit.defenses.clipping import Clip, Scope
 from gradaudit.defenses.compression import Prune, Sign, TopK
 from gradaudit.defenses.schedules import Constant
+from gradaudit.defenses.transforms import defend
 from gradaudit.federation.setting import Setting
 from gradaudit.models.networks import build_model
 from gradaudit.types import Leakage

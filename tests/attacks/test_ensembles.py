@@ -13,7 +13,7 @@ from gradaudit.attacks.matching import Stop
 from gradaudit.attacks.objective import Layout
 from gradaudit.attacks.optimizers import Adam
 from gradaudit.attacks.priors import RunningStatistics, told
-from gradaudit.attacks.relaxations import Mixed, MixedForm
+from gradaudit.attacks.starts import Mixed, MixedForm
 from gradaudit.columns import Column
 from gradaudit.data import load_dataset
 from gradaudit.data.formats.tabular import adult_columns

@@ -7,7 +7,7 @@ import pytest
 
 import gradaudit as ga
 from gradaudit.attacks.imprint import Imprint, Imprinted, RandomDirection, imprint
-from gradaudit.audit.malicious import imprint_scores, noticeable
+from gradaudit.audit.further_scores import imprint_scores, noticeable
 from gradaudit.audit.threat import Threat
 from gradaudit.data import load_dataset
 from gradaudit.errors import InputError

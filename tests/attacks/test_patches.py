@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from gradaudit.attacks.analytic import Analytic
-from gradaudit.audit.fits import all_fits
+from gradaudit.audit.threat import all_fits
 from gradaudit.data import load_dataset
 from gradaudit.errors import InputError
+from gradaudit.models.deep_networks import from_patches, patches
 from gradaudit.models.networks import build_model
-from gradaudit.models.transformer import from_patches, patches
 from tests.attacks.attack_cases import leak
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import gradaudit as ga
-from gradaudit.audit import cells as audit_cells
-from gradaudit.audit.asked import AuditPlan, changed, read_plan
-from gradaudit.audit.grid import Grid
-from gradaudit.audit.limits import Gates
-from gradaudit.audit.template import TEMPLATE
+from gradaudit.audit import audit_cells as audit_cells
+from gradaudit.audit.audit_file import TEMPLATE, read_plan
+from gradaudit.audit.audit_gates import Gates
+from gradaudit.audit.audit_grid import Grid
+from gradaudit.audit.audit_plan import AuditPlan, changed
 from gradaudit.errors import InputError
-from gradaudit.report import schema
+from gradaudit.report.result import AUDIT, RESULT, validate
 from gradaudit.spec import Spec
 from tests.conftest import SMALL_AUDIT
 
@@ -54,12 +54,12 @@ def nothing_runs(monkeypatch, but=()):
 
 def test_the_document_is_of_its_schema_and_on_the_disk(done):
     document = done.to_dict()
-    schema.validate(document, schema.AUDIT)
+    validate(document, AUDIT)
     assert json.loads((done.folder / "audit.json").read_text()) == document
     assert document["status"] == "done" and done.exit_code == 0
     for cell in document["cells"]:
         found = json.loads((done.folder / cell["folder"] / "result.json").read_text())
-        schema.validate(found, schema.RESULT)
+        validate(found, RESULT)
 
 
 def test_the_grid_has_every_cell(done):
@@ -161,7 +161,7 @@ def test_a_failing_cell_is_told_and_the_others_go_on(tmp_path):
     asked = SMALL | PLAIN | {"defenses": [mine, "none"]}
     result = ga.audit(**asked, out=tmp_path / "out", gates=Gates(max_asr=0.9))
     document = result.to_dict()
-    schema.validate(document, schema.AUDIT)
+    validate(document, AUDIT)
     failed, fine = document["cells"]
     assert (failed["status"], fine["status"]) == ("failed", "done")
     assert "mine.py:6" in failed["error"] and "no such thing" in failed["error"]
@@ -188,7 +188,7 @@ def test_ctrl_c_leaves_a_valid_report_and_the_rest_is_run_later(tmp_path, monkey
     result = ga.audit(**asked, out=tmp_path)
     assert result.interrupted and result.exit_code == 130
     document = result.to_dict()
-    schema.validate(document, schema.AUDIT)
+    validate(document, AUDIT)
     ends = [cell["status"] for cell in document["cells"]]
     assert ends == ["done", "interrupted", "missing"]
     whole = ga.audit(**asked, out=tmp_path)
@@ -320,7 +320,7 @@ def test_no_name_leaves_the_folder(name, tmp_path):
     asked |= {"title": name * 3, "victims": 2}
     result = ga.audit(**asked, out=tmp_path / "out")
     document = result.to_dict()
-    schema.validate(document, schema.AUDIT)
+    validate(document, AUDIT)
     assert document["cells"][0]["status"] == "done", document["cells"][0]["error"]
     assert not document["cells"][0]["dataset"]["public"]
     assert set(tmp_path.iterdir()) == {data, tmp_path / "out"}

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 import gradaudit as ga
 from gradaudit import defenses
-from gradaudit.audit import beside
-from gradaudit.audit.beside import broken_certificates, line_up_and_certificates
+from gradaudit.audit import informed
 from gradaudit.audit.gate import attack_until_clear
+from gradaudit.audit.informed import broken_certificates, line_up_and_certificates
 from gradaudit.cli.app import app
 from gradaudit.data import load_dataset
 from gradaudit.defenses.schedules import Table
@@ -19,7 +19,7 @@ from gradaudit.errors import InputError
 from gradaudit.federation.recipe import Recipe, initial_state
 from gradaudit.federation.setting import Setting
 from gradaudit.models.networks import build_model
-from gradaudit.report.schema import validate
+from gradaudit.report.result import validate
 from gradaudit.types import Leakage
 
 KEY = jax.random.key(0)
@@ -47,7 +47,7 @@ def test_with_noise_both_stand_in_the_result(noisy):
 
 
 def test_the_certificates_alone_cost_nothing(noisy, monkeypatch):
-    monkeypatch.setattr(beside, "play_cells", lambda *_: pytest.fail("played"))
+    monkeypatch.setattr(informed, "play_cells", lambda *_: pytest.fail("played"))
     alone = ga.attack(defense="fed-cdp", line_ups=0, **SMALL).certificate
     assert alone["line_up"]["measured"] is None and not alone["line_up"]["line_ups"]
     assert alone["line_up"]["certified"] == noisy.certificate["line_up"]["certified"]
@@ -108,9 +108,9 @@ def test_people_see_measured_and_certified(tmp_path, monkeypatch):
 
 
 def test_a_gate_plays_beside_its_first_batch_only(monkeypatch):
-    played, real = [], beside.play_cells
+    played, real = [], informed.play_cells
     monkeypatch.setattr(
-        beside, "play_cells", lambda *a: played.append(a[0].line_ups) or real(*a)
+        informed, "play_cells", lambda *a: played.append(a[0].line_ups) or real(*a)
     )
     found = attack_until_clear(
         0.3, dataset="cancer", method="analytic", defense="fed-cdp"

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from gradaudit import record as recording
 from gradaudit import tree
-from gradaudit.audit import tensor_files
-from gradaudit.audit.capture import find, read_capture
-from gradaudit.audit.captured import (
+from gradaudit.audit import captured_files
+from gradaudit.audit.captured_files import find, read_capture
+from gradaudit.audit.captured_observation import (
     load_observation,
     observation_of,
     save_observation,
@@ -333,7 +333,7 @@ def test_digests_find_any_change_of_a_recorded_file(update, tmp_path):
 
 
 def test_a_file_beyond_the_limit_is_not_read(folder, monkeypatch):
-    monkeypatch.setattr(tensor_files, "MOST_BYTES", 100)
+    monkeypatch.setattr(captured_files, "MOST_BYTES", 100)
     with pytest.raises(InputError, match="more than 100"):
         load_observation(folder, MODEL)
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import gradaudit as ga
 from gradaudit import tree
-from gradaudit.audit.capture import find, read_capture
+from gradaudit.audit.captured_files import find, read_capture
 from gradaudit.audit.captured_scenario import Captured, private_data
-from gradaudit.audit.witness import distance, explained, weigh
+from gradaudit.audit.captured_scores import distance, explained, weigh
 from gradaudit.cli.app import app
 from gradaudit.data import load_dataset
 from gradaudit.defenses import none

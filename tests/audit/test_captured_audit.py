@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gradaudit as ga
-from gradaudit.audit.asked import AuditPlan
+from gradaudit.audit.audit_plan import AuditPlan
 from gradaudit.audit.captured_grid import CapturedGrid
 from gradaudit.cli.app import app
 from gradaudit.errors import InputError

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import gradaudit as ga
 from gradaudit.attacks import lanes
 from gradaudit.audit.attack import _draws
-from gradaudit.audit.outcome import AttackResult
+from gradaudit.audit.attack_result import AttackResult
 from gradaudit.audit.scenario import Simulated
 from gradaudit.audit.scores import Score
 from gradaudit.cli.app import app

@@ -13,13 +13,13 @@ import pytest
 
 import gradaudit as ga
 from gradaudit import defenses
-from gradaudit.audit.captured import save_observation
-from gradaudit.audit.enough import enough_noise
-from gradaudit.audit.identify import identify
+from gradaudit.audit.captured_line_up import identify
+from gradaudit.audit.captured_observation import save_observation
 from gradaudit.audit.informed import line_up, with_sigma
-from gradaudit.audit.line_ups import Cell, line_ups_of
+from gradaudit.audit.least_noise import enough_noise
+from gradaudit.audit.line_up_cells import Cell, line_ups_of
 from gradaudit.data import load_dataset
-from gradaudit.defenses.base import init_states, run
+from gradaudit.defenses.transforms import init_states, run
 from gradaudit.distinguish.candidates import draw_groups, picks
 from gradaudit.distinguish.line_up import (
     Law,

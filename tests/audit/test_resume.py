@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import gradaudit as ga
 from gradaudit import files
 from gradaudit.attacks import Attack, base, lanes
-from gradaudit.audit import kept
+from gradaudit.audit import resume
 from gradaudit.cli.app import app
 from gradaudit.errors import InputError
 from gradaudit.types import Reconstruction, Status
@@ -67,7 +67,7 @@ def test_a_killed_attack_goes_on_to_the_same_numbers(
         kill(killing, call)
         with pytest.raises(Killed):
             ga.attack(**SMALL, keep=tmp_path)
-    done = len((tmp_path / kept.VICTIMS).read_text().splitlines()) - 1
+    done = len((tmp_path / resume.VICTIMS).read_text().splitlines()) - 1
     with monkeypatch.context() as counting:
         calls = attacked(counting)
         again = ga.attack(**SMALL, keep=tmp_path)
@@ -99,7 +99,7 @@ def test_ctrl_c_keeps_the_finished_and_runs_the_cut_ones_again(
         pressing.setattr(lanes, "advance", advance)
         cut = ga.attack(**SMALL, keep=tmp_path)
     assert cut.interrupted and cut.missing
-    kept_now = len((tmp_path / kept.VICTIMS).read_text().splitlines()) - 1
+    kept_now = len((tmp_path / resume.VICTIMS).read_text().splitlines()) - 1
     assert 0 < kept_now < 8
     again = ga.attack(**SMALL, keep=tmp_path)
     assert rows(again) == rows(undisturbed) and not again.interrupted
@@ -130,10 +130,10 @@ def test_a_finished_attack_is_not_run_again(finished, monkeypatch, undisturbed):
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"victims": 9}, {"iterations": 5}])
 def test_another_attack_is_refused_in_words(finished, change):
-    before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
+    before = {p: p.read_bytes() for p in resume.rglob("*") if p.is_file()}
     with pytest.raises(InputError, match="holds another attack.*--overwrite"):
         ga.attack(**SMALL | change, keep=finished)
-    assert {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()} == before
+    assert {p: p.read_bytes() for p in resume.rglob("*") if p.is_file()} == before
 
 
 def test_the_result_of_another_command_is_refused(tmp_path):
@@ -145,7 +145,7 @@ def test_the_result_of_another_command_is_refused(tmp_path):
 
 
 def test_damaged_records_run_again_and_torn_ends_are_cut(finished, undisturbed):
-    path = finished / kept.VICTIMS
+    path = finished / resume.VICTIMS
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = lines[2].replace(b'"arrays": "', b'"arrays": "AAAA')
     path.write_bytes(lines[0] + lines[1] + damaged + b"no json\n" + lines[4][:-20])

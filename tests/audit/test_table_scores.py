@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gradaudit as ga
-from gradaudit.audit.table_scores import TOLERANCE, cell_scores
+from gradaudit.audit.further_scores import TOLERANCE, cell_scores
 from gradaudit.columns import Column
 
 COLUMNS = (Column("age"), Column("kind", ("a", "b"), optional=True))

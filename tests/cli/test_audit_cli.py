@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from gradaudit.audit import cells as audit_cells
+from gradaudit.audit import audit_cells as audit_cells
 from gradaudit.cli.app import app
-from gradaudit.report import schema
+from gradaudit.report.result import AUDIT, validate
 
 WORDS = ["audit", "--dataset", "digits", "--model", "mlp", "--type", "2"]
 WORDS += ["--attack", "analytic"]
@@ -70,13 +70,13 @@ def test_interrupted_is_130(folder, monkeypatch):
     assert done.exit_code == 130 and "the same command goes on" in done.stderr
     document = json.loads((folder / "audit.json").read_text())
     assert document["status"] == "interrupted"
-    schema.validate(document, schema.AUDIT)
+    validate(document, AUDIT)
 
 
 def test_json_is_the_document_and_nothing_else(folder):
     done = invoke(*WORDS, *OPEN, "--out", folder, "--extend", "--json")
     document = json.loads(done.stdout)
-    schema.validate(document, schema.AUDIT)
+    validate(document, AUDIT)
     assert document["headline"]["verdict"] == "leaks"
 
 

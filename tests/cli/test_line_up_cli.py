@@ -6,10 +6,10 @@ import types
 import pytest
 from typer.testing import CliRunner
 
-from gradaudit.audit import enough
-from gradaudit.audit.line_ups import LineUps
+from gradaudit.audit import least_noise
+from gradaudit.audit.line_up_cells import LineUps
 from gradaudit.cli.app import app
-from gradaudit.cli.line_up import numbers
+from gradaudit.cli.line_up_command import numbers
 from gradaudit.errors import InputError
 from gradaudit.federation.training import Stopped
 
@@ -123,7 +123,7 @@ def test_ctrl_c_in_a_training_of_calibrate_keeps_the_line_ups(
         stopped = Stopped.INTERRUPTED if len(calls) == 2 else Stopped.ROUNDS
         return types.SimpleNamespace(stopped=stopped, accuracy=0.5)
 
-    monkeypatch.setattr(enough, "run_training", trained)
+    monkeypatch.setattr(least_noise, "run_training", trained)
     asked = ("--max-success", 0.2, *WORST, "--train", "--rounds", 2, "--json")
     told = invoke("calibrate", *asked, "--model", "mlp", "--out", tmp_path)
     assert told.exit_code == 130, told.output

@@ -13,12 +13,12 @@ import pytest
 import gradaudit.defenses as defenses
 from gradaudit.defenses import PRESETS, Bound, defend, parse
 from gradaudit.defenses.adaptive import AdaClip, QuantileClip
-from gradaudit.defenses.base import FromFunction, check_state, release_of
 from gradaudit.defenses.clipping import Clip, Norm, Scope
 from gradaudit.defenses.compression import Prune, RandomSelection, Sign, TopK
 from gradaudit.defenses.layers import DenseLayers, OnLayers
 from gradaudit.defenses.noise import NoiseAt, plain_gaussian
 from gradaudit.defenses.schedules import Constant, Table, decay
+from gradaudit.defenses.transforms import FromFunction, check_state, release_of
 from gradaudit.errors import InputError
 from gradaudit.mechanism import Point
 from gradaudit.spec import describe, rebuild

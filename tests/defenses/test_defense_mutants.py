@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import pytest
 
 import gradaudit.defenses as defenses
-from gradaudit.defenses.base import FromFunction
 from gradaudit.defenses.clipping import (
     Clip,
     FixedSensitivity,
@@ -23,6 +22,7 @@ from gradaudit.defenses.clipping import (
 )
 from gradaudit.defenses.noise import GaussianNoise
 from gradaudit.defenses.schedules import Constant
+from gradaudit.defenses.transforms import FromFunction
 
 
 def _load_contracts():

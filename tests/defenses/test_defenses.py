@@ -16,11 +16,11 @@ from hypothesis.extra import numpy as st_numpy
 import gradaudit.defenses as defenses
 from gradaudit.defenses import PRESETS
 from gradaudit.defenses.adaptive import QuantileClip
-from gradaudit.defenses.base import is_independent
 from gradaudit.defenses.clipping import Norm, Scope
 from gradaudit.defenses.compression import Sign, TopK
 from gradaudit.defenses.layers import DenseLayers, OnLayers
 from gradaudit.defenses.schedules import Constant, decay
+from gradaudit.defenses.transforms import is_independent
 
 
 def _load_contracts():

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from gradaudit import defenses
-from gradaudit.defenses.base import defend, explain, init_states, run
 from gradaudit.defenses.clipping import Clip, Scope
 from gradaudit.defenses.compression import Sign
 from gradaudit.defenses.noise import NoiseAt, sanitize
 from gradaudit.defenses.schedules import Constant
+from gradaudit.defenses.transforms import defend, explain, init_states, run
 from gradaudit.evidence import Evidence
 
 KEY = jax.random.key(3)

@@ -17,7 +17,7 @@ from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Batches, Setting, Weighting
 from gradaudit.federation.taps import observe_many
 from gradaudit.federation.training import PublicData, evaluate, fine_tune
-from gradaudit.models.residual import Norm, Residual
+from gradaudit.models.deep_networks import Norm, Residual
 from gradaudit.types import Leakage
 
 KEY = jax.random.key(3)

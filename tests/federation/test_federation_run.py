@@ -10,7 +10,7 @@ import pytest
 
 from gradaudit import defenses
 from gradaudit.data import load_dataset
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError
 from gradaudit.federation import checkpoint
 from gradaudit.federation import round as rounds

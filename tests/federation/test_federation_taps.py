@@ -9,8 +9,8 @@ import pytest
 
 from gradaudit import defenses, tree
 from gradaudit.data import Dataset
-from gradaudit.defenses.base import Defense
 from gradaudit.defenses.noise import NoiseAt, sanitize
+from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, initial_state

@@ -7,10 +7,10 @@ import pytest
 
 from gradaudit import defenses
 from gradaudit.data import Dataset
-from gradaudit.defenses.base import Defense
 from gradaudit.defenses.clipping import Clip
 from gradaudit.defenses.noise import NoiseAt, plain_gaussian, sanitize
 from gradaudit.defenses.schedules import Constant
+from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError
 from gradaudit.federation import client as clients
 from gradaudit.federation.client import train_client

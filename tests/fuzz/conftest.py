@@ -65,7 +65,7 @@ def ask(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
         "gradaudit.audit.train.train_until",
         "gradaudit.distinguish.ldp_sgd._play",
         "gradaudit.distinguish.any_mechanism._choose",
-        "gradaudit.audit.line_ups.Game",
+        "gradaudit.audit.line_up_cells.Game",
         "gradaudit.benchmarks.running.run_cell",
         "subprocess.run",
         "subprocess.Popen",

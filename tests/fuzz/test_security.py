@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import gradaudit.audit.attack
 import gradaudit.audit.scenario  # noqa: F401 - before what they import is replaced
 from gradaudit import files
-from gradaudit.audit import tensor_files, training_plan
-from gradaudit.cli import account, console
+from gradaudit.audit import captured_files, training_plan
+from gradaudit.cli import account_command, console
 from gradaudit.cli.app import app
 from gradaudit.data.formats import reading
 from gradaudit.defenses import parse
@@ -124,10 +124,10 @@ def test_the_limits_are_those_of_the_code(root):
     said = (root / "SECURITY.md").read_text()
     gib = reading.DEFAULT_GIB
     assert f"| {gib:g} GiB; `{reading.LIMIT_VARIABLE}` moves it" in said
-    assert f"{tensor_files.MOST_BYTES >> 30} GiB a file" in said
+    assert f"{captured_files.MOST_BYTES >> 30} GiB a file" in said
     assert f"{files._LARGEST_JSON >> 20} MiB" in said
     assert f"{events.MOST_STEPS:,} equal ones" in said
-    assert f"{account._MOST_CHANGES:,} of a schedule" in said
+    assert f"{account_command._MOST_CHANGES:,} of a schedule" in said
     assert f"{training_plan._MOST_HELD:,} examples" in said
 
 

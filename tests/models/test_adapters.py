@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import gradaudit as ga
 from gradaudit.attacks.labels import FromBias, LastLayer
-from gradaudit.audit.captured import arranged
+from gradaudit.audit.captured_observation import arranged
 from gradaudit.cli.app import app
 from gradaudit.data import load_dataset
 from gradaudit.errors import InputError
@@ -24,7 +24,7 @@ from gradaudit.models.adapters import model_for
 from gradaudit.models.check import Said, check_model
 from gradaudit.models.end_layers import found_layers
 from gradaudit.models.gradients import batch_gradient, one_hot
-from gradaudit.models.losses import LOSSES, with_loss
+from gradaudit.models.model import LOSSES, with_loss
 from gradaudit.types import Observation
 
 SHAPE, CLASSES = (4, 4, 1), 3

@@ -18,11 +18,7 @@ from gradaudit.attacks.presets import cpl
 from gradaudit.data import CATALOGUE, Origin, load_dataset
 from gradaudit.errors import InputError
 from gradaudit.models.convolution import Path
-from gradaudit.models.gradients import (
-    batch_gradient,
-    one_hot,
-    per_example_gradients,
-)
+from gradaudit.models.gradients import batch_gradient, one_hot, per_example_gradients
 from gradaudit.models.model import Model, check_batch, cross_entropy
 from gradaudit.models.networks import MODELS, Architecture, build_model
 from gradaudit.types import Observation

@@ -16,7 +16,7 @@ import pytest
 
 import gradaudit as ga
 from gradaudit.report.page import page
-from gradaudit.report.saved import load
+from gradaudit.report.result import load
 from tests.report.test_page import hostile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from gradaudit.cli.app import app
 from gradaudit.errors import InputError
-from gradaudit.report import schema
 from gradaudit.report.page import page
-from gradaudit.report.saved import load
+from gradaudit.report.result import AUDIT, load, validate
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 
@@ -168,7 +167,7 @@ def hostile(document):
             row["defense"] = row["dataset"] = next(names)
     document["headline"]["sentence"] = next(names)
     document["headline"]["control"] = next(names)
-    schema.validate(document, schema.AUDIT)
+    validate(document, AUDIT)
     return document
 
 
@@ -202,7 +201,7 @@ def test_what_is_missing_is_said(document, tmp_path):
         cell |= {"verdict": verdict | nothing, "certificate": None, "error": "why"}
     document["accounting"][0]["accounting"] = None
     document["norms"] = []
-    schema.validate(document, schema.AUDIT)
+    validate(document, AUDIT)
     read = Reader(page(document, tmp_path))
     assert "This audit is interrupted" in read.text and not read.images
 

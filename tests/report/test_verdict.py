@@ -7,7 +7,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from gradaudit.audit.limits import Gates
+from gradaudit.audit.audit_gates import Gates
 from gradaudit.errors import InputError
 from gradaudit.report import metrics
 from gradaudit.report import verdict as verdicts

@@ -17,13 +17,13 @@ import jax
 
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
-from gradaudit.audit.asked import AuditPlan
 from gradaudit.audit.attack import chosen_attack, chosen_model
+from gradaudit.audit.audit_plan import AuditPlan
 from gradaudit.audit.threat import Threat, transforms_seen
 from gradaudit.audit.training_plan import default_setting
 from gradaudit.data import CATALOGUE, Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError, require
 from gradaudit.federation.setting import PAPER_SETTINGS, Setting
 from gradaudit.models.model import Model

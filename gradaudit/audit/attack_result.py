@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from gradaudit import files
-from gradaudit.audit.beside import broken_certificates
+from gradaudit.audit.informed import broken_certificates
 from gradaudit.audit.scores import MemberScore, Score, Trace
-from gradaudit.report import figures, metrics, plot, tables
+from gradaudit.report import figures, metrics, tables
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 
@@ -255,7 +255,7 @@ class AttackResult(Result):
         drawn: dict[str, Callable[[], Any]] = {}
         shown = self.pictures and not self.withheld
         if shown and self.truth.ndim == 5 and self.truth.shape[-1] in (1, 3):
-            drawn["figures/victims.png"] = lambda: plot.reconstructions(self)
+            drawn["figures/victims.png"] = lambda: figures.reconstructions(self)
         if any(len(trace.rmse) > 1 for trace in self.traces):
             drawn["figures/convergence.png"] = lambda: figures.convergence(self)
         return drawn

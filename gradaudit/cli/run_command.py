@@ -1,4 +1,4 @@
-"""`gradaudit run`: a saved result, run again to the same numbers."""
+"""`gradaudit run` and `gradaudit report`: a saved result, run or shown again."""
 
 import inspect
 import pathlib
@@ -16,7 +16,8 @@ from gradaudit.text import without_plug_ins
 if TYPE_CHECKING:
     from gradaudit.report.result import Result
 
-EPILOG = """[bold]Examples[/]
+
+RUN_EPILOG = """[bold]Examples[/]
 
 gradaudit run gradaudit-attack/result.json
 
@@ -109,3 +110,40 @@ def _check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
             not plain or isinstance(value, kinds),
             f"the spec's {name} can't be {value!r}",
         )
+
+
+REPORT_EPILOG = """[bold]Examples[/]
+
+gradaudit report gradaudit-audit
+
+gradaudit report gradaudit-attack/result.json --to attack.html
+"""
+
+
+def report(
+    path: Annotated[
+        str, typer.Argument(help="A result's folder, its result.json or audit.json.")
+    ],
+    to: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="The page (default: report.html in that folder)."),
+    ] = None,
+    include_reconstructions: Annotated[
+        bool,
+        typer.Option(
+            "--include-reconstructions",
+            help="Show pictures of data that is no public set.",
+        ),
+    ] = False,
+) -> None:
+    """Build report.html again, from what is in a result's folder."""
+    with console.errors_in_words():
+        from gradaudit import files
+        from gradaudit.report.page import PAGE, page
+        from gradaudit.report.result import load
+
+        saved = load(path)
+        target = saved.folder / PAGE if to is None else to
+        text = page(saved.to_dict(), saved.folder, include_reconstructions)
+        files.write_text(target, text)
+        console.out.print(f"written: {target}", markup=False)

@@ -11,8 +11,13 @@ from numpy.typing import NDArray
 
 from gradaudit import tree
 from gradaudit.attacks.base import check_observation
-from gradaudit.audit.capture import PLACE_OF_TYPE, Capture, listed, read_capture
-from gradaudit.audit.tensor_files import Arrays
+from gradaudit.audit.captured_files import (
+    PLACE_OF_TYPE,
+    Arrays,
+    Capture,
+    listed,
+    read_capture,
+)
 from gradaudit.errors import require
 from gradaudit.models.model import Model, cross_entropy
 from gradaudit.record import ABOUT, PLACES, Facts, fill
@@ -24,6 +29,8 @@ ASKED = {
     "local_steps": "--local-steps",
     "batch_size": "--batch-size",
 }
+
+
 _ROUNDING = 1.001  # of a bound that holds exactly in real numbers
 
 

@@ -13,16 +13,15 @@ from gradaudit import machine
 from gradaudit.attacks.base import Attack, check_observation
 from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
-from gradaudit.audit.beside import line_up_and_certificates
-from gradaudit.audit.kept import Finished, Kept
-from gradaudit.audit.malicious import imprint_scores, seen_by_clients
-from gradaudit.audit.outcome import AttackResult, Picture
+from gradaudit.audit.attack_result import AttackResult, Picture
+from gradaudit.audit.further_scores import cell_scores, imprint_scores, seen_by_clients
+from gradaudit.audit.informed import line_up_and_certificates
 from gradaudit.audit.processes import Processes
+from gradaudit.audit.resume import Finished, Kept
 from gradaudit.audit.scenario import Group, Scenario
 from gradaudit.audit.scores import Evaluator, Score, gradient_norms
-from gradaudit.audit.table_scores import cell_scores
 from gradaudit.audit.threat import Threat, remarks
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.models.model import Model
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.privacy.statement import privacy_as_plain, privacy_of

@@ -7,12 +7,12 @@ from typing import Any
 
 from gradaudit import files, machine
 from gradaudit.audit.informed import line_up, with_sigma
-from gradaudit.audit.line_ups import DOUBT, Cell, line_ups_of
+from gradaudit.audit.line_up_cells import DOUBT, Cell, line_ups_of
 from gradaudit.audit.train import train as run_training
 from gradaudit.audit.training_plan import default_setting
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import require
 from gradaudit.federation.training import Progress, Stopped
 from gradaudit.models.model import Model

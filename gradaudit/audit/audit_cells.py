@@ -12,23 +12,32 @@ import pathlib
 import shutil
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
 from gradaudit import files, machine
-from gradaudit.audit.attack import attack
+from gradaudit.audit.attack import LEARNING_RATE, attack, chosen_model
 from gradaudit.audit.captured_attack import attack_captured
 from gradaudit.audit.informed import line_up
 from gradaudit.audit.mechanism_check import mechanism_check
-from gradaudit.audit.sizes import gradient_norms
+from gradaudit.audit.scenario import Simulated
 from gradaudit.audit.train import train
-from gradaudit.data import CATALOGUE
+from gradaudit.data import CATALOGUE, Dataset, load_dataset
+from gradaudit.defenses import none
 from gradaudit.defenses import parse as parse_defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish import mechanism_audit
 from gradaudit.errors import InputError
 from gradaudit.executors import Interrupted
+from gradaudit.federation.setting import Setting
+from gradaudit.models.model import Model
 from gradaudit.privacy.statement import epsilon, privacy_as_plain
 from gradaudit.spec import Spec
+from gradaudit.types import Leakage
 
 Plain = dict[str, Any]
 Tell = Callable[[int, int], None]  # how much of the cell is done, of what
@@ -239,3 +248,61 @@ _COMMANDS: dict[str, Callable[[Plain, pathlib.Path, Tell], Plain]] = {
     "norms": _norms,
     "train": _training,
 }
+
+
+def gradient_norms(
+    types: Sequence[int],
+    defense: str | Defense,
+    dataset: str | Dataset,
+    model: str | Model | None = None,
+    victims: int = 8,
+    draws: int = 4,
+    batch_size: int | None = None,
+    local_steps: int = 1,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Returns the L2 norms of what the same victims send without and with a defense.
+
+    On the scale of gradients, untrained networks. A row for each place that is read.
+    """
+    data = load_dataset(dataset) if isinstance(dataset, str) else dataset
+    guard = parse_defense(defense) if isinstance(defense, str) else defense
+    net = chosen_model(model, data)
+    key, _ = jax.random.split(jax.random.key(seed))
+    rows = []
+    for leakage in map(Leakage, types):
+        batch = 1 if leakage is Leakage.EXAMPLE else batch_size or 3
+        setting = Setting(
+            clients=victims,
+            clients_per_round=victims,
+            local_steps=local_steps,
+            batch_size=batch,
+            rounds=1,
+            examples=batch * local_steps,
+            learning_rate=LEARNING_RATE,
+        )
+        before, after = (
+            _norms_of(Simulated(key, net, data, each, leakage, setting, draws=draws))
+            for each in (none(), guard)
+        )
+        rows.append(
+            {
+                "type": int(leakage),
+                "before": before.tolist(),
+                "after": after.tolist(),
+            }
+        )
+    return rows
+
+
+def _norms_of(scenario: Simulated) -> NDArray[np.float64]:
+    """Returns each victim's norm, (victims,)."""
+    found = []
+    for group in scenario.groups():
+        observed = group.victims.observe(np.arange(len(group.ids)))
+        squares = [
+            np.square(np.asarray(leaf, np.float64)).reshape(len(leaf), -1).sum(axis=1)
+            for leaf in jax.tree.leaves(observed.gradient)
+        ]
+        found.append(np.sqrt(sum(squares)))
+    return np.concatenate(found)

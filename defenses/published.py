@@ -3,7 +3,6 @@
 from typing import Any
 
 from gradaudit.defenses.adaptive import AdaClip, QuantileClip
-from gradaudit.defenses.base import Defense, Transform, defend
 from gradaudit.defenses.clipping import Clip, FixedSensitivity, Norm, Scope
 from gradaudit.defenses.compression import Prune, RandomSelection, SharedNoise
 from gradaudit.defenses.layers import (
@@ -24,6 +23,7 @@ from gradaudit.defenses.noise import (
 )
 from gradaudit.defenses.parsing import alias, preset
 from gradaudit.defenses.schedules import Schedule, as_schedule, decay
+from gradaudit.defenses.transforms import Defense, Transform, defend
 from gradaudit.errors import require
 from gradaudit.mechanism import Point
 

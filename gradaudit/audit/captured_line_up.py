@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from scipy import special
 
 from gradaudit import files, machine
-from gradaudit.audit.captured import load_observation
+from gradaudit.audit.captured_observation import load_observation
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
-from gradaudit.defenses.base import Defense, init_states
+from gradaudit.defenses.transforms import Defense, init_states
 from gradaudit.distinguish.line_up import scores_of, told
 from gradaudit.errors import require
 from gradaudit.federation.population import Population

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradaudit.audit.audit_cells import DONE, FAILED, INTERRUPTED, MISSING
+from gradaudit.audit.audit_gates import Gates
+from gradaudit.audit.audit_grid import Grid, Guard
 from gradaudit.audit.captured_grid import CapturedGrid, Run
-from gradaudit.audit.cells import DONE, FAILED, INTERRUPTED, MISSING
-from gradaudit.audit.grid import Grid, Guard
-from gradaudit.audit.limits import Gates
 from gradaudit.audit.threat import KNOWN, Threat, transforms_seen
 from gradaudit.privacy.certificate import READ_BEFORE
 from gradaudit.report.result import SCHEMA_VERSION

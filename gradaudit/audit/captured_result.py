@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from gradaudit import files
-from gradaudit.audit.picked import Picked
-from gradaudit.audit.witness import AGREEING, EXPLAINED, Answer
+from gradaudit.audit.captured_scores import AGREEING, EXPLAINED, Answer, Picked
 from gradaudit.report import metrics
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.report.unseen_report import answers_grid, unseen_table

@@ -47,7 +47,7 @@ ClaimWords = Annotated[
 def show(folder: Folder, as_json: options.Json = False) -> None:
     """List captured updates, each read and checked."""
     with console.errors_in_words():
-        from gradaudit.audit.capture import find, read_capture
+        from gradaudit.audit.captured_files import find, read_capture
 
         rows = []
         for path in find(folder):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from gradaudit.data import Dataset, load_dataset
-from gradaudit.defenses.base import Defense
+from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish.candidates import draw_groups, picks
 from gradaudit.distinguish.line_up import Game, Group, worst_case
 from gradaudit.errors import require
