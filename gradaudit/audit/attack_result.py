@@ -12,7 +12,7 @@ from rich.console import Console
 from gradaudit import files
 from gradaudit.audit.informed import broken_certificates
 from gradaudit.audit.scores import MemberScore, Score, Trace
-from gradaudit.report import figures, metrics, tables
+from gradaudit.report import figures, metrics, tables_of_leakage
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 
@@ -262,7 +262,7 @@ class AttackResult(Result):
 
     def show(self) -> None:
         """Prints the table that the command line prints."""
-        Console(highlight=False).print(tables.attack_table(self.to_dict()))
+        Console(highlight=False).print(tables_of_leakage.attack_table(self.to_dict()))
 
 
 def _iterations_shown(pictures: list[Picture]) -> list[int]:

@@ -11,9 +11,7 @@ from gradaudit.attacks.base import Attack
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import require, unknown_name
-from gradaudit.federation.setting import (
-    Setting,
-)
+from gradaudit.federation.setting import Setting
 from gradaudit.models.model import Model
 from gradaudit.spec import Spec
 from gradaudit.types import Leakage

@@ -12,8 +12,9 @@ from rich.console import Console
 from gradaudit import files
 from gradaudit.audit.captured_scores import AGREEING, EXPLAINED, Answer, Picked
 from gradaudit.report import metrics
+from gradaudit.report.figures import answers_grid
 from gradaudit.report.result import SCHEMA_VERSION, Result
-from gradaudit.report.unseen_report import answers_grid, unseen_table
+from gradaudit.report.tables_of_leakage import unseen_table
 from gradaudit.spec import Spec
 
 _WARNING = (

@@ -1,4 +1,4 @@
-"""Scores that some runs have: of a malicious server's layer, of the cells of a table."""
+"""Scores that some runs have: of a malicious server's layer, of a table's cells."""
 
 import collections
 import dataclasses

@@ -18,7 +18,7 @@ from gradaudit.federation.training import Progress, Stopped
 from gradaudit.models.model import Model
 from gradaudit.privacy.certificate import Certificate, certificate, least_sigma
 from gradaudit.privacy.plan import PrivacyPlan
-from gradaudit.report import certified, metrics
+from gradaudit.report import figures_of_privacy, metrics
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 
@@ -110,7 +110,7 @@ class EnoughResult(Result):
 
     def figures(self) -> dict[str, Callable[[], Any]]:
         """Returns sigma against measured, certified and, if trained, accuracy."""
-        return {"figures/enough.png": lambda: certified.enough_figure(self)}
+        return {"figures/enough.png": lambda: figures_of_privacy.enough_figure(self)}
 
 
 def enough_noise(

@@ -172,7 +172,7 @@ def _answer(
     from gradaudit import privacy as accounting
     from gradaudit.privacy.calibrate import rounds_within
     from gradaudit.privacy.statement import account_as_plain, privacy_as_plain
-    from gradaudit.report import tables
+    from gradaudit.report import tables_of_privacy
 
     delta, convention, target = question.delta, question.convention, question.target
     if privacy is not None:
@@ -201,9 +201,9 @@ def _answer(
         print_json(plain)
         return
     if answers is not None:
-        out.print(tables.methods_table(answers, stops, target))
+        out.print(tables_of_privacy.methods_table(answers, stops, target))
     if privacy is not None:
-        out.print(tables.privacy_table(privacy))
+        out.print(tables_of_privacy.privacy_table(privacy))
         if target is not None:
             within = plain["rounds_within"]
             out.print(
@@ -219,7 +219,7 @@ def _finite(events: "Events | None") -> "Events":
 
 def _calibrate(question: _Question, q: float | None, steps: int | None) -> None:
     from gradaudit import privacy as accounting
-    from gradaudit.report import tables
+    from gradaudit.report import tables_of_privacy
 
     target, delta = question.target, question.delta
     if target is None or q is None or steps is None:
@@ -237,7 +237,7 @@ def _calibrate(question: _Question, q: float | None, steps: int | None) -> None:
                 raise
             found[name] = str(error)
     if not question.as_json:
-        out.print(tables.sigmas_table(found, target, q, steps, delta))
+        out.print(tables_of_privacy.sigmas_table(found, target, q, steps, delta))
         return
     sigmas = {
         name: value if isinstance(value, float) else None

@@ -25,7 +25,7 @@ from rich.markup import escape
 from gradaudit import files
 from gradaudit._version import __version__
 from gradaudit.errors import InputError, LostProcess, unknown_name
-from gradaudit.report.fitting import fitted
+from gradaudit.report.table_widths import fitted
 
 EXIT_GATE_BROKEN = 1
 EXIT_BAD_INPUT = 2

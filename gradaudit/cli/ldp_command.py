@@ -271,20 +271,20 @@ def _show(
     """Prints result.json, or tables for people."""
     from gradaudit.distinguish import LdpReport
     from gradaudit.files import finite
-    from gradaudit.report import tables
+    from gradaudit.report import tables_of_privacy
 
     out, width = console.out, console.out.width
     if as_json:
         console.print_json(finite(result))
     elif isinstance(report, LdpReport):
-        out.print(tables.cells_table(report, width))
-        for line in tables.verdict_lines(report):
+        out.print(tables_of_privacy.cells_table(report, width))
+        for line in tables_of_privacy.verdict_lines(report):
             out.print(line)
         if report.sweep:
-            out.print(tables.sweep_table(report, width))
+            out.print(tables_of_privacy.sweep_table(report, width))
         out.print(f"written to {folder}/", markup=False)
     else:
-        out.print(tables.mechanism_table(report))
+        out.print(tables_of_privacy.mechanism_table(report))
 
 
 def _judge(result: dict[str, Any]) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from gradaudit.federation.training import RoundRecord
 
 
+from numpy.typing import NDArray
+
 __all__ = ["epsilon", "frontier", "line_up", "norms", "reconstructions", "resilience"]
 
 _LINES = 200  # searches that are drawn; more are a blot
@@ -169,4 +171,39 @@ def norm_figure(points: "Sequence[NormPoint]") -> Any:
     axes.set_xlabel("norm of the gradient / clip (line: exact law)")
     axes.set_ylabel("measured ε, white box")
     axes.legend(fontsize=8)
+    return figure
+
+
+_MOST = 12  # rows of a picture
+
+
+_SIDE = 1.2  # inches of an image
+
+
+def answers_grid(answers: Sequence[NDArray[np.float32]], titles: Sequence[str]) -> Any:
+    """Returns the pictures of each answer, (examples, h, w, channels), as a row."""
+    from matplotlib.figure import Figure
+
+    shown = answers[:_MOST]
+    count, (height, width) = len(shown[0]), shown[0].shape[1:3]
+    gap = max(1, width // 12)
+    rows, columns = len(shown), min(count, 8)
+    canvas = np.ones((rows * (height + gap) - gap, columns * (width + gap) - gap, 3))
+    for row, pictures in enumerate(shown):
+        for column in range(columns):
+            top, left = row * (height + gap), column * (width + gap)
+            image = np.clip(np.nan_to_num(pictures[column], nan=1.0), 0.0, 1.0)
+            canvas[top : top + height, left : left + width] = image
+    figure = Figure(
+        figsize=(columns * _SIDE + 3.0, rows * _SIDE * height / width + 0.4),
+        layout="constrained",
+    )
+    axis = figure.subplots()
+    axis.imshow(canvas)
+    axis.set_xticks([])
+    places = np.arange(rows) * (height + gap) + (height - 1) / 2
+    axis.set_yticks(places, list(titles[:_MOST]))
+    axis.yaxis.tick_right()
+    axis.tick_params(length=0, labelsize=7)
+    axis.spines[:].set_visible(False)
     return figure

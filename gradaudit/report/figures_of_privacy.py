@@ -1,9 +1,10 @@
 """Figures of privacy: picked against certified, epsilon, norms of gradients."""
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from gradaudit.report.drawing import (
     styles,
 )
 from gradaudit.report.result import AUDIT, RESULT, Result, kind_of
+
+if TYPE_CHECKING:
+    from gradaudit.audit.least_noise import EnoughResult
 
 Plain = dict[str, Any]
 
@@ -324,4 +328,44 @@ def _norms_of_training(document: Plain) -> Picture:
     legend(figure, axes)
     defense, times = document["config"]["defense"], found["after"] / found["before"]
     say(figure, f"{defense}: in the end {times:.3g} times the gradient's norm is sent")
+    return figure
+
+
+def enough_figure(result: "EnoughResult") -> Any:
+    """Draws sigma against measured, certified and, if there was training, accuracy."""
+    figure = picture(height=3.8)
+    axes = figure.subplots()
+    cells = [
+        dataclasses.replace(p.line_up, certified=p.certified) for p in result.points
+    ]
+    style = {"color": COLOURS[0], "marker": "o"}
+    rows = [cell.to_dict() for cell in cells]
+    measured_line(axes, rows, True, style, "measured", "certified")
+    guessing = cells[0].guessing
+    axes.axhline(guessing, color=GREY, ls=":", lw=1, label="guessing")
+    axes.axhline(result.limit, color=COLOURS[1], ls="-.", lw=1, label="allowed")
+    axes.axvline(result.sigma, color=COLOURS[1], lw=0.8)
+    if result.chosen.accuracy is not None:
+        trained = [point for point in result.points if point.accuracy is not None]
+        axes.plot(
+            [point.sigma for point in trained],
+            [point.accuracy for point in trained],
+            "s-",
+            color=COLOURS[2],
+            ms=4,
+            label="accuracy",
+        )
+    plain(axes, xscale="log", ylim=(-0.02, 1.02), xlabel="noise multiplier σ")
+    sigmas = [point.sigma for point in result.points]
+    axes.set_xlim(0.9 * min(sigmas), 1.1 * max(sigmas))  # one point has no width
+    axes.set_xticks(sigmas, [f"{sigma:.3g}" for sigma in sigmas])
+    axes.minorticks_off()
+    legend(figure, axes)
+    about = result.about
+    say(
+        figure,
+        f"σ = {result.sigma:.4g} keeps everybody at {result.limit:g} of one of "
+        f"{about['candidates'][0]}: type {about['type']}, {about['defense']} on "
+        f"{about['dataset']}",
+    )
     return figure

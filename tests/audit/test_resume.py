@@ -130,10 +130,10 @@ def test_a_finished_attack_is_not_run_again(finished, monkeypatch, undisturbed):
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"victims": 9}, {"iterations": 5}])
 def test_another_attack_is_refused_in_words(finished, change):
-    before = {p: p.read_bytes() for p in resume.rglob("*") if p.is_file()}
+    before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
     with pytest.raises(InputError, match="holds another attack.*--overwrite"):
         ga.attack(**SMALL | change, keep=finished)
-    assert {p: p.read_bytes() for p in resume.rglob("*") if p.is_file()} == before
+    assert {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()} == before
 
 
 def test_the_result_of_another_command_is_refused(tmp_path):

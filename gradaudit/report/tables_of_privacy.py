@@ -1,4 +1,4 @@
-"""Results as tables for people."""
+"""Results as tables for people: accounting, and measured epsilons."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from gradaudit.federation.setting import setting_in_words
-from gradaudit.report.certified import certificate_rows
-from gradaudit.report.rows import special_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,101 +17,6 @@ if TYPE_CHECKING:
     from gradaudit.distinguish import LdpReport, MechanismReport
     from gradaudit.distinguish.bounds import Cell
     from gradaudit.privacy import Account, Privacy, Stop, View
-
-
-_DRAWS_SHOWN = 8
-
-
-def attack_table(result: dict[str, Any]) -> Table:
-    """Returns the table of one attack's result.json."""
-    about, scores, oracle = result["about"], result["metrics"], result["oracle"]
-    table = Table(
-        title=escape(
-            f"type {about['type']} · {about['method']} against {about['defense']} · "
-            f"{about['dataset']} · {result['victims']['asked']} victims"
-        ),
-        title_justify="left",
-        show_header=False,
-    )
-    asr, rmse, iterations = scores["asr"], scores["rmse"], scores["iterations"]
-    table.add_row(
-        "attack success rate",
-        f"{asr['value']:.3f}  \\[{asr['low']:.3f}, {asr['high']:.3f}]",
-        f"RMSE <= {asr['threshold']:g}; guessing: {asr['guess']:.3f}",
-    )
-    if len(result["draws"]) > 1:
-        draws = result["draws"]
-        each = " ".join(f"{d['successes']}/{d['victims']}" for d in draws)
-        if len(draws) > _DRAWS_SHOWN:
-            some = sum(draw["successes"] > 0 for draw in draws)
-            each = f"a success in {some} of {len(draws)}"
-        table.add_row("each network drawn", each, "the interval counts the draws")
-    if len(result["victims"]["missing"]):
-        count = len(result["victims"]["missing"])
-        table.add_row("never begun", str(count), "interrupted; counted as unknown")
-    table.add_row("RMSE", number(rmse["median"]), f"mean {number(rmse['mean'])}")
-    if about["batch_size"] * about["local_steps"] > 1:
-        share = number(scores["examples_rebuilt"])
-        table.add_row("examples rebuilt", share, "share of all examples")
-    for row in special_rows(result):
-        table.add_row(*row)
-    table.add_row(
-        "PSNR, SSIM",
-        f"{number(scores['psnr']['median'])} dB, {number(scores['ssim']['median'])}",
-        "medians",
-    )
-    table.add_row(
-        "iterations to success",
-        number(iterations["median"]),
-        f"median; cap {iterations['cap']}; run {number(iterations['run_median'])}",
-    )
-    table.add_row(
-        "evaluations", number(scores["evaluations"]["median"]), "median per victim"
-    )
-    table.add_row("labels recovered", number(scores["label_accuracy"]), "")
-    table.add_row(
-        "oracle (not an attack)",
-        f"ASR {oracle['asr']['value']:.3f}, RMSE {number(oracle['rmse']['median'])}",
-        "best iterate by the truth",
-    )
-    timing = result["timing"]
-    table.add_row(
-        "time",
-        f"{timing['total_s']:.1f} s",
-        f"compile {timing['compile_s']:.1f} s; "
-        f"{timing['victims_per_s']:.1f} victims/s after",
-    )
-    if result["accounting"] is not None:
-        epsilon = result["accounting"]["epsilon"]
-        verdict = result["accounting"]["guarantee"]["verdict"]
-        table.add_row(
-            f"ε, {escape(about['dataset'])} as published",
-            f"claimed {_epsilon(epsilon['claimed'])}, "
-            f"effective {_epsilon(epsilon['effective'])}",
-            f"guarantee {verdict}; see gradaudit account",
-        )
-    if result.get("certificate") is not None:
-        for row in certificate_rows(result["certificate"]):
-            table.add_row(*row)
-    ended = ", ".join(f"{count} {name}" for name, count in result["ended"].items())
-    looks = result["threat"].get("looks", 1)
-    several = f", {looks} looks" * (looks > 1)
-    known = f"threat: {result['threat']['name']}{several}"
-    table.add_row("searches ended", ended, known)
-    return table
-
-
-def _epsilon(value: float | str) -> str:
-    return value if isinstance(value, str) else number(value)
-
-
-def number(value: float | None) -> str:
-    """Returns a short number; a dash where there is none."""
-    if value is None:
-        return "–"
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    return f"{value:.2e}" if abs(value) < 1e-2 else f"{value:.3g}"
 
 
 _COLOURS = {"refuted": "red", "consistent": "green", "can't tell": "yellow"}
