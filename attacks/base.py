@@ -1,5 +1,6 @@
 """What every attack shares: what it needs, what it hands in, what it can check."""
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, final
@@ -140,6 +141,26 @@ class Attack:
     ) -> Reconstruction:
         """Returns what the attacker hands in for each victim, stacked: see `run`."""
         return run(self, key, model, victims, slots, watcher)
+
+
+class ClosedForm(Attack, abc.ABC):
+    """An attack that needs no loop: `solve` is given only what it fits."""
+
+    exact: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def solve(self, key: Key, model: Model, observation: Observation) -> Reconstruction:
+        """Returns what the attacker hands in for one observation that was checked."""
+
+    @final
+    def reconstruct(
+        self, key: Key, model: Model, observation: Observation
+    ) -> Reconstruction:
+        """Returns the solution, or raises in words why there can be none."""
+        why = self.unfit(model, observation)
+        require(not why, why)
+        check_observation(model, observation)
+        return self.solve(key, model, observation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,16 +352,16 @@ def check_observation(model: Model, observation: Observation) -> None:
         jax.tree.leaves(observation.sent),
         strict=True,
     ):
-        require(
-            parameter.shape == leaf.shape,
-            f"the leaked gradient of {name} must have shape {parameter.shape}, "
-            f"got {leaf.shape}",
-        )
-        require(
-            bool(np.isfinite(np.asarray(leaf)).all()),
-            f"the leaked gradient of {name} holds NaN or infinity: nothing can be "
-            "rebuilt from it; check the training step that produced it",
-        )
+        if parameter.shape != leaf.shape:
+            raise InputError(
+                f"the leaked gradient of {name} must have shape {parameter.shape}, "
+                f"got {leaf.shape}"
+            )
+        if not np.isfinite(np.asarray(leaf)).all():
+            raise InputError(
+                f"the leaked gradient of {name} holds NaN or infinity: nothing can be "
+                "rebuilt from it; check the training step that produced it"
+            )
     require(
         any(np.asarray(leaf).any() for leaf in jax.tree.leaves(observation.sent)),
         "the leaked gradient is zero everywhere: it holds no information",

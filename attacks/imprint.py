@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.attacks.base import Attack, check_observation
+from gradaudit.attacks.base import ClosedForm
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.errors import require, unknown_name
 from gradaudit.models.model import CoupledNetwork, Model, Network
@@ -137,14 +137,13 @@ class Imprinted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Imprint(Attack):
+class Imprint(ClosedForm):
     """The malicious server's attack: it hands out a layer, and reads it in closed form.
 
     Guarantee: without a defense, and after one local step, an example that is alone in
     its bin is rebuilt up to rounding.
     """
 
-    exact: ClassVar[bool] = True
     needs: ClassVar[frozenset[Knowledge]] = frozenset(
         {Knowledge.PARAMETERS, Knowledge.PUBLIC_DATA}
     )
@@ -192,13 +191,8 @@ class Imprint(Attack):
             "malicious server put there itself: choose --threat malicious"
         )
 
-    def reconstruct(
-        self, key: Key, model: Model, observation: Observation
-    ) -> Reconstruction:
+    def solve(self, key: Key, model: Model, observation: Observation) -> Reconstruction:
         """Returns what the bins hold, those with the largest gradients first."""
-        why = self.unfit(model, observation)
-        require(not why, why)
-        check_observation(model, observation)
         network, examples = model.network, observation.training.examples
         assert isinstance(network, Imprinted)
         found = _read(network, model, observation.gradient[LAYER], examples)

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit.attacks.base import Best
-from gradaudit.errors import require
+from gradaudit.errors import at_least, require
 
 _CURVATURE = 1e-10  # torch keeps a pair only if y.s exceeds this
 
@@ -118,9 +118,7 @@ class LBFGS:
             self.learning_rate > 0,
             f"learning_rate must be positive, got {self.learning_rate}",
         )
-        for name in ("updates", "history"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1, got {value}")
+        at_least(1, updates=self.updates, history=self.history)
 
     def init(self, position: jax.Array) -> Memory:
         """Returns an empty memory."""

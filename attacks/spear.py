@@ -15,14 +15,14 @@ where the layer is wide; draws are left for narrow layers.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.attacks.base import Attack, check_observation
+from gradaudit.attacks.base import ClosedForm
 from gradaudit.errors import require
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.model import Model
@@ -49,10 +49,9 @@ _POLISH = 50  # alternating least squares at the end
 
 
 @dataclasses.dataclass(frozen=True)
-class Spear(Attack):
+class Spear(ClosedForm):
     """Exact batches from the first dense layer with bias and ReLU behind it."""
 
-    exact: ClassVar[bool] = True
     rounds: int = 60  # of the search for directions
 
     def __post_init__(self) -> None:
@@ -82,13 +81,8 @@ class Spear(Attack):
             )
         return ""
 
-    def reconstruct(
-        self, key: Key, model: Model, observation: Observation
-    ) -> Reconstruction:
+    def solve(self, key: Key, model: Model, observation: Observation) -> Reconstruction:
         """Returns the batch, exactly, or nothing."""
-        why = self.unfit(model, observation)
-        require(not why, why)
-        check_observation(model, observation)
         assert model.input_layer is not None
         factors = _factors(model, observation)
         if not len(factors[1]):  # nothing of it rises above the noise

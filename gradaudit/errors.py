@@ -22,6 +22,15 @@ def require(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
+def at_least(least: int, most: int | None = None, **numbers: int | None) -> None:
+    """Raises `InputError` unless every number lies there; None is no number."""
+    for name, value in numbers.items():
+        if value is not None and value < least:
+            raise InputError(f"{name} must be at least {least}, got {value}")
+        if value is not None and most is not None and value > most:
+            raise InputError(f"{name} must be at most {most:,}, got {value:,}")
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """Returns the error for a name that is not in a table, with the nearest one."""
     names = sorted(known)

@@ -28,13 +28,13 @@ from gradaudit.audit.training_plan import recorded_round
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError, at_least, require
 from gradaudit.federation.setting import PAPER_SETTINGS, Setting
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.spec import Spec
-from gradaudit.types import Key, Knowledge, Leakage, PyTree
+from gradaudit.types import Knowledge, Leakage, PyTree
 
 DEFAULT_DATASET = "lfw-patches"
 _DRAWS = 4  # networks that an untrained run draws, unless it is told otherwise
@@ -115,54 +115,85 @@ def attack(
     processes = Processes.joined()
     kept = Kept(*((keep, None) if processes.leads else (None, processes.send)))
     with processes.together(kept.take), contextlib.ExitStack() as held:
-        _check_numbers(victims, success_rmse, round, seed, slots)
-        require(
-            1 <= looks <= MOST_LOOKS, f"looks must lie in 1..{MOST_LOOKS}, got {looks}"
-        )
-        require(0 <= line_ups <= 10**6, f"line_ups must lie in 0..10^6, got {line_ups}")
-        chosen = chosen_attack(method, iterations, restarts)
-        adversary = Threat.parse(threat, _leakage(type), looks)
-        adversary.check(chosen)
-        data_key, attack_key = jax.random.split(jax.random.key(seed))
-        if run is not None:
-            require(
-                draws in (None, 1), "a recorded training has one network: draws is 1"
-            )
-            require(params is None, "a recorded training has its own parameters")
-            require(
-                looks == 1,
-                "a client of a recorded training draws other examples in every round: "
-                "looks is 1",
-            )
-            folder = pathlib.Path(run)
-            built = _recorded(folder, model, round, victims, chosen, adversary)
-        else:
-            built = _simulated(
-                data_key, dataset, model, defense, batch_size, local_steps, round,
-                victims, draws, chosen, adversary, params,
-            )  # fmt: skip
-        built.about.update(
-            type=type,
-            method=method if isinstance(method, str) else "custom",
-            model=built.model.name,
-            round=round,
-            victims=victims,
-            iterations=chosen.iterations,
-            restarts=chosen.restarts,
-            members=[member.name for member in chosen.members],
-            noise_told=Knowledge.DEFENSE in adversary.knows
-            and bool(built.defense.mechanisms),
-            success_rmse=success_rmse,
-            seed=seed,
-        )
+        at_least(1, slots=slots)
+        built = _Asked(**asked).built()
         spec = Spec.of("attack", **asked)
         if keep is not None and processes.leads:
             held.enter_context(files.one_run_in(pathlib.Path(keep)))
             kept.open(spec, _content(built, slots), overwrite)
         mine = _part(processes, kept, built, spec, slots)
-        built = dataclasses.replace(built, line_ups=line_ups)
         attacking = Attacking(built, spec, began, kept, progress, processes, mine)
-        return attacking.run(attack_key, slots)
+        return attacking.run(jax.random.split(jax.random.key(seed))[1], slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What decides an attack's numbers, checked: the arguments of `attack`."""
+
+    type: int
+    method: str | Attack
+    defense: str | Defense
+    dataset: str | Dataset
+    model: str | Model | None
+    victims: int
+    batch_size: int | None
+    local_steps: int
+    round: int
+    run: str | pathlib.Path | None
+    params: str | pathlib.Path | None
+    draws: int | None
+    threat: str
+    looks: int
+    iterations: int | None
+    restarts: int | None
+    success_rmse: float
+    seed: int
+    line_ups: int
+
+    def __post_init__(self) -> None:
+        at_least(1, victims=self.victims)
+        require(
+            0 < self.success_rmse < 1,
+            f"success_rmse must lie in (0, 1), got {self.success_rmse}",
+        )
+        require(self.round >= 0, f"round must not be negative, got {self.round}")
+        # jax reads 32 bits: larger seeds would repeat smaller ones.
+        require(
+            0 <= self.seed < 2**32, f"seed must lie in 0..2^32 - 1, got {self.seed}"
+        )
+        require(
+            1 <= self.looks <= MOST_LOOKS,
+            f"looks must lie in 1..{MOST_LOOKS}, got {self.looks}",
+        )
+        require(
+            0 <= self.line_ups <= 10**6,
+            f"line_ups must lie in 0..10^6, got {self.line_ups}",
+        )
+
+    def built(self) -> Run:
+        """Returns the victims, the adversary and the attack, checked together."""
+        chosen = chosen_attack(self.method, self.iterations, self.restarts)
+        if self.type not in tuple(Leakage):
+            raise InputError(f"type must be 0, 1 or 2, got {self.type}")
+        adversary = Threat.parse(self.threat, Leakage(self.type), self.looks)
+        adversary.check(chosen)
+        made = _simulated if self.run is None else _recorded
+        run = made(self, chosen, adversary)
+        run.about.update(
+            type=self.type,
+            method=self.method if isinstance(self.method, str) else "custom",
+            model=run.model.name,
+            round=self.round,
+            victims=self.victims,
+            iterations=chosen.iterations,
+            restarts=chosen.restarts,
+            members=[member.name for member in chosen.members],
+            noise_told=Knowledge.DEFENSE in adversary.knows
+            and bool(run.defense.mechanisms),
+            success_rmse=self.success_rmse,
+            seed=self.seed,
+        )
+        return dataclasses.replace(run, line_ups=self.line_ups)
 
 
 def _part(
@@ -193,63 +224,48 @@ def _content(run: Run, slots: int | None) -> dict[str, Any]:
     return content if about["backend"] == "cpu" else content | {"slots": slots}
 
 
-def _simulated(
-    key: Key,
-    dataset: str | Dataset,
-    model: str | Model | None,
-    defense: str | Defense,
-    batch_size: int | None,
-    local_steps: int,
-    round_index: int,
-    victims: int,
-    draws: int | None,
-    attack: Attack,
-    threat: Threat,
-    params: str | pathlib.Path | None,
-) -> Run:
+def _simulated(asked: _Asked, attack: Attack, threat: Threat) -> Run:
     """Builds victims that are drawn from a data set."""
-    require(local_steps >= 1, f"local_steps must be at least 1, got {local_steps}")
-    require(
-        batch_size is None or batch_size >= 1,
-        f"batch_size must be at least 1, got {batch_size}",
-    )
-    data = load_dataset(dataset) if isinstance(dataset, str) else dataset
-    net = chosen_model(model, data)
-    guard = parse_defense(defense) if isinstance(defense, str) else defense
-    batch = batch_size or (1 if threat.reads is Leakage.EXAMPLE else 3)
+    at_least(1, local_steps=asked.local_steps, batch_size=asked.batch_size)
+    given = asked.dataset
+    data = load_dataset(given) if isinstance(given, str) else given
+    net = chosen_model(asked.model, data)
+    guard = asked.defense
+    guard = parse_defense(guard) if isinstance(guard, str) else guard
+    batch = asked.batch_size or (1 if threat.reads is Leakage.EXAMPLE else 3)
     setting = Setting(
-        clients=victims,
-        clients_per_round=victims,
-        local_steps=local_steps,
+        clients=asked.victims,
+        clients_per_round=asked.victims,
+        local_steps=asked.local_steps,
         batch_size=batch,
-        rounds=round_index + threat.looks,
-        examples=batch * local_steps,
+        rounds=asked.round + threat.looks,
+        examples=batch * asked.local_steps,
         learning_rate=LEARNING_RATE,
     )
     scenario = Simulated(
-        key,
+        jax.random.split(jax.random.key(asked.seed))[0],
         net,
         data,
         guard,
         threat.reads,
         setting,
-        round_index,
-        _draws(draws, victims, round_index, net, params is not None),
+        asked.round,
+        _draws(asked, net),
         Knowledge.LABELS in threat.knows,
         Knowledge.DEFENSE in threat.knows,
         Knowledge.PUBLIC_DATA in threat.knows,
         threat.looks,
-        None if params is None else _given(net, pathlib.Path(params)),
+        None if asked.params is None else _given(net, pathlib.Path(asked.params)),
     )
     scenario = _handed_out(scenario, attack, threat)
     about: dict[str, Any] = {
-        "defense": defense if isinstance(defense, str) else guard.name,
-        "dataset": dataset if isinstance(dataset, str) else data.name,
+        "defense": asked.defense if isinstance(asked.defense, str) else guard.name,
+        "dataset": given if isinstance(given, str) else data.name,
         "batch_size": batch,
-        "local_steps": local_steps,
+        "local_steps": asked.local_steps,
     }
-    if params is not None:
-        about["params"] = str(params)
+    if asked.params is not None:
+        about["params"] = str(asked.params)
     plan = None
     if published := PAPER_SETTINGS.get(data.name):
         tensors, sizes = len(jax.tree.leaves(scenario.params)), np.bincount(data.labels)
@@ -273,27 +289,28 @@ def _handed_out(scenario: Simulated, attack: Attack, threat: Threat) -> Simulate
     return scenario.handing_out(attack.altered)
 
 
-def _recorded(
-    folder: pathlib.Path,
-    model: str | Model | None,
-    number: int,
-    victims: int,
-    attack: Attack,
-    threat: Threat,
-) -> Run:
+def _recorded(asked: _Asked, attack: Attack, threat: Threat) -> Run:
     """Builds victims that took part in a round of a recorded training."""
-    run = recorded_round(folder, number)
+    require(asked.draws in (None, 1), "a recorded training has one network: draws is 1")
+    require(asked.params is None, "a recorded training has its own parameters")
+    require(
+        asked.looks == 1,
+        "a client of a recorded training draws other examples in every round: looks "
+        "is 1",
+    )
+    folder = pathlib.Path(str(asked.run))
+    run = recorded_round(folder, asked.round)
     plan, recipe = run.plan, run.training.recipe
     scenario = Simulated.recorded(
         run,
         threat.reads,
-        victims,
+        asked.victims,
         Knowledge.LABELS in threat.knows,
         Knowledge.DEFENSE in threat.knows,
         Knowledge.PUBLIC_DATA in threat.knows,
     )
-    if model is not None:
-        scenario = scenario.under(chosen_model(model, plan.data[0]))
+    if asked.model is not None:
+        scenario = scenario.under(chosen_model(asked.model, plan.data[0]))
     scenario = _handed_out(scenario, attack, threat)
     about = {
         "defense": plan.guard.name,
@@ -308,25 +325,6 @@ def _recorded(
     return Run(scenario, known, attack, plan.guard, threat, about, spent)
 
 
-def _leakage(value: int) -> Leakage:
-    if value not in tuple(Leakage):
-        raise InputError(f"type must be 0, 1 or 2, got {value}")
-    return Leakage(value)
-
-
-def _check_numbers(
-    victims: int, success_rmse: float, round_index: int, seed: int, slots: int | None
-) -> None:
-    require(victims >= 1, f"victims must be at least 1, got {victims}")
-    require(
-        0 < success_rmse < 1, f"success_rmse must lie in (0, 1), got {success_rmse}"
-    )
-    require(round_index >= 0, f"round must not be negative, got {round_index}")
-    # jax reads 32 bits: larger seeds would repeat smaller ones.
-    require(0 <= seed < 2**32, f"seed must lie in 0..2^32 - 1, got {seed}")
-    require(slots is None or slots >= 1, f"slots must be at least 1, got {slots}")
-
-
 def _given(model: Model, path: pathlib.Path) -> tuple[PyTree, PyTree]:
     """Returns the parameters and buffers of a file, in the shapes of the model."""
     tensors = read_tensor_file(path)
@@ -338,10 +336,9 @@ def _given(model: Model, path: pathlib.Path) -> tuple[PyTree, PyTree]:
     return held[0], held[1]
 
 
-def _draws(
-    draws: int | None, victims: int, round_index: int, model: Model, given: bool
-) -> int:
+def _draws(asked: _Asked, model: Model) -> int:
     """Returns how many networks are drawn: several where they are untrained."""
+    draws, given = asked.draws, asked.params is not None
     require(
         not given or draws in (None, 1),
         "the parameters of a file are one network: draws is 1",
@@ -352,11 +349,11 @@ def _draws(
         "same network: draws is 1 (or redraw=True where it is made)",
     )
     if draws is None:
-        once = round_index or given or not model.drawn
-        return 1 if once else min(_DRAWS, victims)
+        once = asked.round or given or not model.drawn
+        return 1 if once else min(_DRAWS, asked.victims)
     require(
-        1 <= draws <= victims,
-        f"draws must lie in 1..{victims}, the number of victims, got {draws}",
+        1 <= draws <= asked.victims,
+        f"draws must lie in 1..{asked.victims}, the number of victims, got {draws}",
     )
     return draws
 

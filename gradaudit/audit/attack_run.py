@@ -168,24 +168,25 @@ class Attacking:
         rows: NDArray[np.int64],
     ) -> list[Finished]:
         """Returns those of these victims that were begun, scored."""
+        run = self._run
         begun = np.flatnonzero(np.asarray(handed_in.status) != Status.MISSING).tolist()
         inputs, trials = np.asarray(handed_in.inputs), np.asarray(handed_in.trial)
         members = evaluator.member_scores(handed_in, rows)
 
-        def misfit(index: int) -> float | None:
-            read = group.victims.observe(rows[index : index + 1]).first().gradient
-            return self._run.attack.misfit(handed_in.take(index), read)
-
-        def norms(index: int) -> tuple[float, ...]:
+        def rated(score: Score, index: int) -> Score:
             seen = group.victims.observe(rows[index : index + 1])
             private = evaluator.private(int(rows[index]))
-            return gradient_norms(self._run.model, seen.params, seen.buffers, private)
+            return dataclasses.replace(
+                score,
+                misfit=run.attack.misfit(handed_in.take(index), seen.first().gradient),
+                gradient_norms=gradient_norms(
+                    run.model, seen.params, seen.buffers, private
+                ),
+            )
 
         return [
             Finished(
-                dataclasses.replace(
-                    score, misfit=misfit(index), gradient_norms=norms(index)
-                ),
+                rated(score, index),
                 evaluator.trace_of(int(rows[index]), int(trials[index])),
                 inputs[index].copy(),
                 members[index],

@@ -10,7 +10,7 @@ from gradaudit import files
 from gradaudit.attacks.base import Attack
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import require, unknown_name
+from gradaudit.errors import at_least, require, unknown_name
 from gradaudit.federation.setting import Setting
 from gradaudit.models.model import Model
 from gradaudit.spec import Spec
@@ -97,13 +97,24 @@ class AuditPlan:
             require(not twice, f"{name}: {twice[:1]} is given twice")
         for kind in self.types:
             require(kind in tuple(Leakage), f"type must be 0, 1 or 2, got {kind!r}")
-        _at_least(0, mechanism_trials=self.mechanism_trials, round=self.round)
-        _at_least(0, train_rounds=self.train_rounds)
-        _at_least(1, victims=self.victims, draws=self.draws, line_ups=self.line_ups)
-        _at_least(1, batch_size=self.batch_size, local_steps=self.local_steps)
-        _at_least(1, iterations=self.iterations, restarts=self.restarts)
-        _at_least(1, looks=min(self.looks, default=0))
-        _at_least(2, candidates=self.candidates)
+        at_least(
+            0,
+            mechanism_trials=self.mechanism_trials,
+            round=self.round,
+            train_rounds=self.train_rounds,
+        )
+        at_least(
+            1,
+            victims=self.victims,
+            draws=self.draws,
+            line_ups=self.line_ups,
+            batch_size=self.batch_size,
+            local_steps=self.local_steps,
+            iterations=self.iterations,
+            restarts=self.restarts,
+            looks=min(self.looks, default=0),
+        )
+        at_least(2, candidates=self.candidates)
         require(
             self.mechanism_trials == 0 or self.mechanism_trials >= 1000,
             f"mechanism_trials must be 0 or at least 1000, got {self.mechanism_trials}",
@@ -133,14 +144,6 @@ class AuditPlan:
             if os.path.exists(folder):
                 sources[folder] = files.digest(pathlib.Path(folder))
         return dataclasses.replace(found, sources={**found.sources, **sources})
-
-
-def _at_least(least: int, **numbers: int | None) -> None:
-    for name, value in numbers.items():
-        require(
-            value is None or value >= least,
-            f"{name} must be at least {least}, got {value}",
-        )
 
 
 def changed(plan: AuditPlan, asked: Mapping[str, Any]) -> AuditPlan:

@@ -307,7 +307,7 @@ class Simulated:
         whole_round = self._leakage is Leakage.SERVER and self._recipe.server_sees_round
         size = len(clients) if whole_round else min(_CHUNK, len(clients))
         start = min(chunk * _CHUNK, len(clients) - size)
-        observation, _ = observe_many(
+        observation = observe_many(
             self._recipe,
             self._population,
             self._key,

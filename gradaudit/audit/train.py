@@ -12,7 +12,7 @@ from gradaudit import files, machine, tree
 from gradaudit.audit.training_plan import Plan, Statistics, make_plan
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import require
+from gradaudit.errors import at_least, require
 from gradaudit.federation.checkpoint import RunFolder
 from gradaudit.federation.setting import Setting, setting_as_plain
 from gradaudit.federation.training import Progress, RoundRecord, Stopped, train_until
@@ -238,7 +238,9 @@ def _check(
         target_epsilon is None or 0 < target_epsilon < math.inf,
         f"target_epsilon must be positive and finite, got {target_epsilon}",
     )
-    counts = {"evaluate_every": evaluate_every, "chunk": chunk, "record": record}
-    for name, value in counts.items():
-        low = isinstance(value, int) and value < 1
-        require(not low, f"{name} must be at least 1, got {value}")
+    at_least(
+        1,
+        evaluate_every=evaluate_every,
+        chunk=chunk,
+        record=record if isinstance(record, int) else None,
+    )

@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from gradaudit.attacks.accounts import expected_evidence
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import ToldDefense
-from gradaudit.distinguish.candidates import Ids, Scores
 from gradaudit.evidence import Evidence
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state
@@ -27,6 +27,9 @@ from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.models.networks import for_shared_weights
 from gradaudit.types import Key, Leakage, LocalTraining, Observation
+
+Ids = NDArray[np.int64]
+Scores = NDArray[np.float32]  # (victims, pool)
 
 _CHUNK = 64  # victims, and candidates, that are computed together: memory, no number
 _KEPT = 6  # chunks of candidates that are kept for the next victims
@@ -238,7 +241,7 @@ class Game:
 
     def _read(self, key: Key, draw: int, clients: Ids) -> jax.Array:
         """Returns what leaks of these clients in one look, flat, (clients, d)."""
-        observation, _ = observe_many(
+        observation = observe_many(
             self._recipe,
             self._population,
             key,

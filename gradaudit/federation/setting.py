@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from gradaudit.data.partition import PARTITIONS, PUBLISHED_HOLDINGS, Partition
-from gradaudit.errors import require, unknown_name
+from gradaudit.errors import at_least, require, unknown_name
 
 _MOST = 10**9  # of anything that is counted
 
@@ -62,17 +62,16 @@ class Setting:
     partition: Partition | None = None  # who holds what; None = nobody says
 
     def __post_init__(self) -> None:
-        for name in (
-            "clients",
-            "clients_per_round",
-            "local_steps",
-            "batch_size",
-            "rounds",
-            "examples",
-        ):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1, got {value}")
-            require(value <= _MOST, f"{name} must be at most {_MOST:,}, got {value:,}")
+        at_least(
+            1,
+            _MOST,
+            clients=self.clients,
+            clients_per_round=self.clients_per_round,
+            local_steps=self.local_steps,
+            batch_size=self.batch_size,
+            rounds=self.rounds,
+            examples=self.examples,
+        )
         require(
             self.clients_per_round <= self.clients,
             f"clients_per_round must be at most clients ({self.clients}), "

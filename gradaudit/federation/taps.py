@@ -36,8 +36,8 @@ def observe_many(
     iteration: int = 0,
     example: int = 0,
     participants: Sequence[int] | None = None,
-) -> tuple[Observation, Victim]:
-    """Returns what leaks from each of these clients, and whom it belongs to.
+) -> Observation:
+    """Returns what leaks from each of these clients; `private_data` says whose it is.
 
     The round is the one that starts at `state` (round 0 for `initial_state`). With the
     same key, the three types read the same noise: a client's type 1 update is what its
@@ -63,8 +63,6 @@ def observe_many(
       An observation whose `sent` leaves have a leading axis of victims, in the
       order of `clients`. `params` are the received ones, shared by all (for type 2
       after the first local iteration they are the client's own, with that axis).
-      The victims are stacked: one example each for type 2; for types 0 and 1 all
-      local_steps * batch_size examples in the order in which they were used.
     """
     _check(recipe, population, clients, iteration, example)
     ids = jnp.asarray(np.asarray(clients, np.int32))
@@ -73,7 +71,7 @@ def observe_many(
             "type 2 reads the gradient of one example",
             "Attack the batch: type 1 or 0.",
         )
-        leaked: tuple[Observation, Victim] = _example_leaks(
+        leaked: Observation = _example_leaks(
             recipe, population, key, state, ids, iteration, example
         )
         return leaked
@@ -86,21 +84,23 @@ def observe_many(
         )
     else:
         updates, after = _updates(recipe, leakage, population, key, state, ids)
-    training = LocalTraining(
-        batch_size=recipe.batch_size,
-        local_steps=recipe.local_steps,
-        learning_rate=recipe.learning_rate,
-        optimizer=recipe.optimizer.value,
-    )
-    observation = Observation(
+    return Observation(
         params=state.params,
         sent=updates,
         buffers=state.buffers,
         sent_buffers=after,
         leakage=leakage,
-        training=training,
+        training=_training(recipe),
     )
-    return observation, private_data(recipe, population, key, state, ids)
+
+
+def _training(recipe: Recipe) -> LocalTraining:
+    return LocalTraining(
+        batch_size=recipe.batch_size,
+        local_steps=recipe.local_steps,
+        learning_rate=recipe.learning_rate,
+        optimizer=recipe.optimizer.value,
+    )
 
 
 def _participants(
@@ -121,7 +121,7 @@ def _participants(
 
 
 def _check_ids(population: Population, clients: Sequence[int]) -> None:
-    known = population.clients
+    known = len(population.sizes)
     outside = [client for client in clients if not 0 <= client < known]
     if outside:
         raise InputError(f"client {outside[0]} is outside [0, {known})")
@@ -136,21 +136,24 @@ def _check(
     iteration: int,
     example: int,
 ) -> None:
-    require(len(clients) > 0, "an observation needs at least one client")
+    if not len(clients):
+        raise InputError("an observation needs at least one client")
     _check_ids(population, clients)
-    require(
-        recipe.batches is Batches.FIXED,
-        "the taps read batches of a fixed size: a Poisson batch has another size in "
-        "every step, and may be empty; attack the same setting with fixed batches",
-    )
-    require(
-        0 <= iteration < recipe.local_steps,
-        f"iteration {iteration} is outside [0, {recipe.local_steps}) local iterations",
-    )
-    require(
-        0 <= example < recipe.batch_size,
-        f"example {example} is outside [0, {recipe.batch_size}) of the batch",
-    )
+    if recipe.batches is not Batches.FIXED:
+        raise InputError(
+            "the taps read batches of a fixed size: a Poisson batch has another size "
+            "in every step, and may be empty; attack the same setting with fixed "
+            "batches"
+        )
+    if not 0 <= iteration < recipe.local_steps:
+        raise InputError(
+            f"iteration {iteration} is outside [0, {recipe.local_steps}) local "
+            "iterations"
+        )
+    if not 0 <= example < recipe.batch_size:
+        raise InputError(
+            f"example {example} is outside [0, {recipe.batch_size}) of the batch"
+        )
 
 
 @machine.briefly(static_argnums=(0, 5, 6))
@@ -162,8 +165,8 @@ def _example_leaks(
     clients: jax.Array,
     iteration: int,
     example: int,
-) -> tuple[Observation, Victim]:
-    def one(client: jax.Array) -> tuple[Observation, Victim]:
+) -> Observation:
+    def one(client: jax.Array) -> Observation:
         own = client_key(key, state.round, client)
         local, _ = local_steps(
             recipe, population, own, state, client, iteration, tapped=True
@@ -177,22 +180,20 @@ def _example_leaks(
             recipe.per_example, noise_key, gradients, local.states, state.round
         )
         read = jax.tree.map(lambda leaf: leaf[example], gradients)
-        this = slice(example, example + 1)
-        observation = Observation(
+        return Observation(
             params=local.params,
             sent=read,
             buffers=local.buffers,
             leakage=Leakage.EXAMPLE,
             training=LocalTraining(learning_rate=recipe.learning_rate),
         )
-        return observation, Victim(inputs[this], labels[this])
 
-    observation, victims = jax.vmap(one)(clients)
+    observation: Observation = jax.vmap(one)(clients)
     # Examples that have gradients of their own leave the buffers alone.
     observation = dataclasses.replace(observation, buffers=state.buffers)
     if iteration == 0:  # every client still has the parameters that it received
         observation = dataclasses.replace(observation, params=state.params)
-    return observation, victims
+    return observation
 
 
 @machine.briefly(static_argnums=(0, 1))

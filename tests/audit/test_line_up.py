@@ -17,10 +17,9 @@ from gradaudit.audit.captured_line_up import identify
 from gradaudit.audit.captured_observation import save_observation
 from gradaudit.audit.informed import line_up, with_sigma
 from gradaudit.audit.least_noise import enough_noise
-from gradaudit.audit.line_up_cells import Cell, line_ups_of
+from gradaudit.audit.line_up_cells import Cell, draw_groups, line_ups_of, picks
 from gradaudit.data import load_dataset
 from gradaudit.defenses.transforms import init_states, run
-from gradaudit.distinguish.candidates import draw_groups, picks
 from gradaudit.distinguish.line_up import (
     Law,
     log_likelihood,

@@ -19,6 +19,7 @@ from gradaudit.federation.taps import observe_many
 from gradaudit.federation.training import PublicData, evaluate, fine_tune
 from gradaudit.models.deep_networks import Norm, Residual
 from gradaudit.types import Leakage
+from tests.federation.reading import read_with_truth
 
 KEY = jax.random.key(3)
 SHAPE, CLASSES, RATE, MOMENTUM = (6, 6, 1), 3, 0.1, 0.9
@@ -84,7 +85,7 @@ def by_hand(model, state, victim, steps):
 
 def test_training_mode_moves_them_and_the_server_averages_them():
     recipe, population, state = setup(Norm.BATCH)
-    seen, victims = observe_many(
+    seen, victims = read_with_truth(
         recipe, population, KEY, state, Leakage.CLIENT, [0, 1, 2]
     )
     after, _ = run_round(recipe, population, KEY, state, np.arange(3))
@@ -110,7 +111,7 @@ def test_training_mode_moves_them_and_the_server_averages_them():
 
 def test_one_step_gives_away_the_statistics_of_the_batch():
     recipe, population, state = setup(Norm.BATCH, steps=1)
-    seen, victims = observe_many(recipe, population, KEY, state, Leakage.SERVER, [1])
+    seen, victims = read_with_truth(recipe, population, KEY, state, Leakage.SERVER, [1])
     old, new = (
         tree["batch_stats"]["norm"]["mean"]
         for tree in (seen.buffers, seen.sent_buffers)
@@ -132,7 +133,7 @@ def test_elsewhere_they_stay_and_nobody_sends_them(norm):
     recipe, population, state = setup(norm)
     after, _ = run_round(recipe, population, KEY, state, np.arange(3))
     jax.tree.map(np.testing.assert_array_equal, after.buffers, state.buffers)
-    seen, _ = observe_many(recipe, population, KEY, state, Leakage.SERVER, [0])
+    seen = observe_many(recipe, population, KEY, state, Leakage.SERVER, [0])
     assert seen.sent_buffers == {}
     assert bool(seen.buffers) == (norm is Norm.RUNNING)
 

@@ -18,9 +18,10 @@ from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Setting
 from gradaudit.federation.taps import observe_many
 from gradaudit.mechanism import Point
-from gradaudit.models.gradients import one_hot, unrolled_update
+from gradaudit.models.gradients import one_hot, per_example_gradients, unrolled_update
 from gradaudit.models.networks import MODELS, build_model
 from gradaudit.types import Leakage
+from tests.federation.reading import read_with_truth
 
 KEY = jax.random.key(3)
 RATE = 0.1
@@ -54,7 +55,7 @@ def setup(defense=None, model="mlp", local_steps=1, batch_size=3):
 
 def observe(recipe, population, key, state, leakage, client, iteration=0):
     """Reads one client, without the axis of victims."""
-    seen, victim = observe_many(
+    seen, victim = read_with_truth(
         recipe, population, key, state, leakage, [client], iteration
     )
     sent, victim = jax.tree.map(lambda leaf: leaf[0], (seen.sent, victim))
@@ -113,14 +114,24 @@ NOISY = {
 @pytest.mark.parametrize("name", NOISY)
 def test_type_1_is_the_mean_of_what_type_2_reads(name):
     parts = setup(NOISY[name], batch_size=2)
-    update, batch = observe_many(*parts, Leakage.CLIENT, [5, 2])
+    update, batch = read_with_truth(*parts, Leakage.CLIENT, [5, 2])
     read = [
-        observe_many(*parts, Leakage.EXAMPLE, [5, 2], example=example)
+        read_with_truth(*parts, Leakage.EXAMPLE, [5, 2], example=example)
         for example in range(2)
     ]
     mean = jax.tree.map(lambda *g: sum(g) / 2, *(seen.gradient for seen, _ in read))
     assert_close(mean, update.gradient, rtol=1e-3)
-    for example, (_, victim) in enumerate(read):
+    for example, (seen, victim) in enumerate(read):
+        if name == "none":
+            recipe, state = parts[0], parts[3]
+            own = per_example_gradients(
+                recipe.model,
+                state.params,
+                {},
+                batch.inputs[:, example],
+                one_hot(batch.labels[:, example], CLASSES),
+            )
+            assert_close(own, seen.sent)
         np.testing.assert_array_equal(victim.inputs[:, 0], batch.inputs[:, example])
         np.testing.assert_array_equal(victim.labels[:, 0], batch.labels[:, example])
 
@@ -136,7 +147,7 @@ AFTER_TRAINING = {
 def test_the_server_averages_what_type_0_reads(name):
     clients = [4, 0, 3]
     parts = setup(AFTER_TRAINING[name], local_steps=2)
-    observation, _ = observe_many(*parts, Leakage.SERVER, clients)
+    observation = observe_many(*parts, Leakage.SERVER, clients)
     mean = jax.tree.map(lambda leaf: leaf.mean(0), observation.gradient)
     recipe, population, key, state = parts
     after, _ = run_round(recipe, population, key, state, np.array(clients))
@@ -146,7 +157,7 @@ def test_the_server_averages_what_type_0_reads(name):
 
 def leaked(name, leakage):
     parts = setup(AFTER_TRAINING[name])
-    return observe_many(*parts, leakage, [1, 4])[0].gradient
+    return observe_many(*parts, leakage, [1, 4]).gradient
 
 
 @pytest.mark.parametrize(
@@ -172,8 +183,8 @@ def test_a_defense_protects_from_its_own_point_on(name, leakage, protected):
 def test_the_order_of_victims_is_the_order_that_was_asked():
     parts = setup(AFTER_TRAINING["server"])
     for leakage in Leakage:
-        there, victim = observe_many(*parts, leakage, [0, 5, 2])
-        back, mirrored = observe_many(*parts, leakage, [2, 5, 0])
+        there, victim = read_with_truth(*parts, leakage, [0, 5, 2])
+        back, mirrored = read_with_truth(*parts, leakage, [2, 5, 0])
         assert_close(there.gradient, jax.tree.map(lambda g: g[::-1], back.gradient))
         np.testing.assert_array_equal(victim.inputs, mirrored.inputs[::-1])
 
@@ -196,15 +207,18 @@ def test_a_later_iteration_reads_the_clients_own_model():
         )
         expected = jax.tree.map(jnp.add, rest[2].params, moved)
         assert_close(expected, seen.params)
+        first = batches[iteration, :1].reshape(1, *recipe.model.input_shape)
+        own = per_example_gradients(
+            recipe.model, seen.params, {}, first, targets[iteration, :1]
+        )
+        assert_close(jax.tree.map(lambda leaf: leaf[0], own), seen.sent)
 
 
 def test_taps_change_nothing_but_the_draw():
     recipe, population, key, state = setup(
         defenses.fed_cdp(clip=0.05, sigma=0.0), local_steps=2
     )
-    observation, _ = observe_many(
-        recipe, population, key, state, Leakage.SERVER, [1, 2]
-    )
+    observation = observe_many(recipe, population, key, state, Leakage.SERVER, [1, 2])
     after, _ = run_round(recipe, population, key, state, np.array([1, 2]))
     mean = jax.tree.map(lambda leaf: leaf.mean(0), observation.gradient)
     assert_close(tree.subtract(state.params, tree.scale(RATE, mean)), after.params)
@@ -252,7 +266,7 @@ def crowd(defense, clients=100):
 def in_groups(parts, size, **asked):
     """Returns the rows of the round that is read in groups of clients."""
     groups = [
-        observe_many(*parts, Leakage.SERVER, clients, **asked)[0].sent
+        observe_many(*parts, Leakage.SERVER, clients, **asked).sent
         for clients in np.split(np.arange(100), range(size, 100, size))
     ]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *groups)
@@ -265,7 +279,7 @@ def rows(sent):
 
 def test_the_servers_noise_is_one_draw_per_client_also_in_groups():
     parts = crowd(defenses.fed_sdp(clip=1.0, sigma=1.0))
-    whole = rows(observe_many(*parts, Leakage.SERVER, range(100))[0].sent)
+    whole = rows(observe_many(*parts, Leakage.SERVER, range(100)).sent)
     apart = rows(in_groups(parts, 32))
     correlation = np.corrcoef(apart) - np.eye(100)
     assert np.abs(correlation).max() < 0.1  # 10,000 coordinates: chance reaches 0.05
@@ -285,7 +299,7 @@ TOGETHER = {
 def test_what_looks_at_the_round_sees_it_whole_in_every_group(name):
     parts = crowd(TOGETHER[name])
     everybody = range(100)
-    whole, _ = observe_many(*parts, Leakage.SERVER, everybody, participants=everybody)
+    whole = observe_many(*parts, Leakage.SERVER, everybody, participants=everybody)
     apart = in_groups(parts, 32, participants=everybody)
     np.testing.assert_array_equal(rows(apart), rows(whole.sent))
     recipe, population, key, state = parts
