@@ -7,7 +7,7 @@ Everything public is reachable from here and loaded on first use, so that
 import importlib
 from typing import Any
 
-from gradaudit._version import __version__
+__version__ = "0.1.0"  # packaging reads it without importing
 
 # public name -> module that holds it
 _EXPORTS = {

@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from gradaudit import files
-from gradaudit._version import __version__
+from gradaudit import __version__, files
 from gradaudit.errors import InputError, require, unknown_name
 
 FORMAT = 2

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from gradaudit import executors, machine
-from gradaudit._version import __version__
+from gradaudit import __version__, executors, machine
 
 
 @pytest.mark.parametrize("word", ["off", "OFF", "0", "no"])

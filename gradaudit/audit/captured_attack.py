@@ -28,7 +28,7 @@ from gradaudit.audit.threat import Threat, remarks
 from gradaudit.data import load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError, at_least, require
 from gradaudit.models.adapters import is_file, model_for
 from gradaudit.models.model import Model
 from gradaudit.record import PLACES
@@ -93,15 +93,58 @@ def attack_captured(
     asked = {k: v for k, v in locals().items() if k not in _NO_NUMBERS}
     machine.configure()
     began = time.perf_counter()
+    run, scenario = _built(**asked)
+    guard, net, told = run.defense, run.model, truth is not None
+    spec = Spec.of("attack-captured", **asked)
+    if keep is not None and not told:
+        claim(pathlib.Path(keep), spec, overwrite)
+    key = jax.random.split(jax.random.key(seed))[1]
+    people = None if candidates is None else private_data(candidates, net)
+    if told:
+        scored = _scored(
+            run, scenario, spec, key, slots, progress, keep, overwrite, began
+        )
+        beside = {"mechanism": _mechanism(run.about["captured"])}
+        if people is not None:
+            everybody = [
+                pick(net, seen, people, guard) for seen in scenario.observations
+            ]
+            beside["line_up"] = line_up_of(everybody)
+        return dataclasses.replace(
+            scored, withheld=not pictures, beside={**scored.beside, **beside}
+        )
+    starts = STARTS if restarts is None else restarts
+    at_least(1, restarts=starts)
+    run.about["restarts"] = starts
+    unseen = _unseen(run, scenario, spec, key, starts, slots, progress, pictures, began)
+    if people is None:
+        return unseen
+    seen = [scenario.observations[a.weighed.victim] for a in unseen.answers]
+    picked = tuple(pick(net, observation, people, guard) for observation in seen)
+    return dataclasses.replace(unseen, picked=picked)
+
+
+def _built(
+    captured: str | pathlib.Path,
+    model: str | Model,
+    truth: str | pathlib.Path | None,
+    candidates: str | pathlib.Path | None,
+    method: str | Attack,
+    defense: str | Defense,
+    threat: str,
+    place: str | None,
+    victims: int | None,
+    iterations: int | None,
+    restarts: int | None,
+    success_rmse: float,
+    seed: int,
+    **given: Any,
+) -> tuple[Run, Captured]:
+    """Reads and checks what is attacked; `given` fills the gaps of the sidecars."""
     require(
         0 < success_rmse < 1, f"success_rmse must lie in (0, 1), got {success_rmse}"
     )
     require(0 <= seed < 2**32, f"seed must lie in 0..2^32 - 1, got {seed}")
-    given = {
-        "learning_rate": learning_rate,
-        "local_steps": local_steps,
-        "batch_size": batch_size,
-    }
     captures = _captures(pathlib.Path(captured), place, victims, given)
     leakage = Leakage(PLACES[captures[0].facts.place])
     net = (
@@ -135,34 +178,7 @@ def attack_captured(
         "success_rmse": success_rmse,
         "seed": seed,
     }
-    spec = Spec.of("attack-captured", **asked)
-    if keep is not None and not truths:
-        claim(pathlib.Path(keep), spec, overwrite)
-    run = Run(scenario, net, chosen, guard, adversary, about)
-    key = jax.random.split(jax.random.key(seed))[1]
-    people = None if candidates is None else private_data(candidates, net)
-    if truths:
-        scored = _scored(
-            run, scenario, spec, key, slots, progress, keep, overwrite, began
-        )
-        beside = {"mechanism": _mechanism(about["captured"])}
-        if people is not None:
-            everybody = [
-                pick(net, seen, people, guard) for seen in scenario.observations
-            ]
-            beside["line_up"] = line_up_of(everybody)
-        return dataclasses.replace(
-            scored, withheld=not pictures, beside={**scored.beside, **beside}
-        )
-    starts = STARTS if restarts is None else restarts
-    require(starts >= 1, f"restarts must be at least 1, got {starts}")
-    about["restarts"] = starts
-    unseen = _unseen(run, scenario, spec, key, starts, slots, progress, pictures, began)
-    if people is None:
-        return unseen
-    seen = [scenario.observations[a.weighed.victim] for a in unseen.answers]
-    picked = tuple(pick(net, observation, people, guard) for observation in seen)
-    return dataclasses.replace(unseen, picked=picked)
+    return Run(scenario, net, chosen, guard, adversary, about), scenario
 
 
 def _model(
@@ -191,9 +207,7 @@ def _captures(
     given: Mapping[str, Any],
 ) -> list[Capture]:
     """Reads the updates of one place; what is known beside fills their gaps."""
-    require(
-        victims is None or victims >= 1, f"victims must be at least 1, got {victims}"
-    )
+    at_least(1, victims=victims)
     found = [read_capture(path) for path in find(folder)]
     places = {capture.facts.place for capture in found}
     # The nearest to an adversary: whoever reads the wire does not see the raw update.

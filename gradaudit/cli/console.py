@@ -22,8 +22,7 @@ import typer
 from rich.console import Console, ConsoleDimensions
 from rich.markup import escape
 
-from gradaudit import files
-from gradaudit._version import __version__
+from gradaudit import __version__, files
 from gradaudit.errors import InputError, LostProcess, unknown_name
 from gradaudit.report.table_widths import fitted
 

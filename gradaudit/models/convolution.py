@@ -1,4 +1,4 @@
-"""Two-dimensional convolution, as fast as the backend allows.
+"""What networks are made of: layers, and convolution as fast as the backend allows.
 
 On CPU a convolution whose weights differ per victim or per client becomes a slow
 grouped convolution under vmap; written as patches + matmul it is several times
@@ -9,6 +9,7 @@ loops). Accelerators have good native convolutions. This module decides, and not
 else does.
 """
 
+import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Sequence
@@ -17,12 +18,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jax import lax
+
+from gradaudit.models.model import INPUTS, STATISTICS
+from gradaudit.types import Key
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
 
 
-Convolution = Callable[[jax.Array, jax.Array, int, Padding], jax.Array]
+Convolve = Callable[[jax.Array, jax.Array, int, Padding], jax.Array]
 
 
 class Path(enum.Enum):
@@ -226,7 +231,7 @@ def _gathered_back(
     cotangent: jax.Array,
     kernel: jax.Array,
     geometry: _Geometry,
-    convolution: Convolution,
+    convolution: Convolve,
 ) -> jax.Array:
     """Returns the derivative by the inputs, as a convolution that gathers.
 
@@ -277,8 +282,89 @@ class _Side(NamedTuple):
         return cls(blocks, taps, (before, after), (last, blocks - outputs - first))
 
 
-_FUNCTIONS: dict[Path, Convolution] = {
+_FUNCTIONS: dict[Path, Convolve] = {
     Path.NATIVE: _native,
     Path.PATCHES: _patches,
     Path.SHARED: _shared,
 }
+
+
+Activation = Callable[[jax.Array], jax.Array]
+Initializer = Callable[..., Any]
+
+
+def symmetric_uniform(
+    key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32
+) -> jax.Array:
+    """U(-0.5, 0.5) for weights and biases: the untrained nets of the attack papers."""
+    return jax.random.uniform(key, shape, dtype, -0.5, 0.5)
+
+
+# One object each: two calls of glorot_uniform() compare unequal and would retrace.
+GLOROT: Initializer = nn.initializers.glorot_uniform()
+HE: Initializer = nn.initializers.he_normal()
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One convolution: features, kernel side, stride; then max-pooling, if any.
+
+    `padding` None pads so that the output is ceil(size / stride).
+    """
+
+    features: int
+    kernel: int
+    stride: int
+    padding: int | None = None
+    pool: int = 1
+
+
+class Convolution(nn.Module):
+    """A convolution through `gradaudit.convolution`; no bias_init, no bias."""
+
+    layer: Layer
+    kernel_init: Initializer
+    bias_init: Initializer | None
+    conv_path: Path
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns (n, h, w, features)."""
+        layer = self.layer
+        side = (layer.kernel, layer.kernel)
+        kernel = self.param(
+            "kernel", self.kernel_init, (*side, inputs.shape[-1], layer.features)
+        )
+        if layer.padding is None:
+            _, height, width, _ = inputs.shape
+            padding = same_padding(height, width, side, layer.stride)
+        else:
+            padding = ((layer.padding, layer.padding),) * 2
+        values = convolve(inputs, kernel, layer.stride, padding, self.conv_path)
+        if self.bias_init is None:
+            return values
+        biased: jax.Array = values + self.param(
+            "bias", self.bias_init, (layer.features,)
+        )
+        return biased
+
+
+class Dense(nn.Dense):
+    """flax's dense layer, which hands out its inputs to whoever asks for them."""
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns (n, features)."""
+        self.sow(INPUTS, "inputs", inputs)
+        return super().__call__(inputs)
+
+
+class BatchNorm(nn.BatchNorm):
+    """flax's batch norm, which hands out the statistics of what it reads."""
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the normalised inputs, (n, ..., features)."""
+        axes = tuple(range(inputs.ndim - 1))
+        self.sow(STATISTICS, "mean", jnp.mean(inputs, axes))
+        self.sow(STATISTICS, "var", jnp.var(inputs, axes))
+        normalised: jax.Array = super().__call__(inputs)
+        return normalised

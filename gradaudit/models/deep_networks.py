@@ -9,8 +9,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from gradaudit.errors import InputError, require
-from gradaudit.models.blocks import GLOROT, HE, BatchNorm, Convolution, Dense, Layer
-from gradaudit.models.convolution import Path
+from gradaudit.models.convolution import (
+    GLOROT,
+    HE,
+    BatchNorm,
+    Convolution,
+    Dense,
+    Layer,
+    Path,
+)
 from gradaudit.models.model import STATISTICS, Model, Patches
 from gradaudit.types import PyTree
 

@@ -7,16 +7,16 @@ import jax
 from flax import linen as nn
 
 from gradaudit.errors import InputError, require, unknown_name
-from gradaudit.models.blocks import (
+from gradaudit.models.convolution import (
     GLOROT,
     Activation,
     Convolution,
     Dense,
     Initializer,
     Layer,
+    Path,
     symmetric_uniform,
 )
-from gradaudit.models.convolution import Path
 from gradaudit.models.deep_networks import Norm, Residual, Transformer
 from gradaudit.models.model import Model
 from gradaudit.spec import rebuilds

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gradaudit._version import __version__
+from gradaudit import __version__
 from gradaudit.data import CATALOGUE
 from gradaudit.errors import InputError
 from gradaudit.report import figures

@@ -1,5 +1,6 @@
 """Results as tables for people: attacks, line-ups, calibration, captured updates."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from gradaudit.audit.least_noise import EnoughResult
 
 
+Row = tuple[str, str, str]
+
 _DRAWS_SHOWN = 8
 
 
 def attack_table(result: dict[str, Any]) -> Table:
     """Returns the table of one attack's result.json."""
-    about, scores, oracle = result["about"], result["metrics"], result["oracle"]
+    about = result["about"]
     table = Table(
         title=escape(
             f"type {about['type']} · {about['method']} against {about['defense']} · "
@@ -32,8 +35,26 @@ def attack_table(result: dict[str, Any]) -> Table:
         title_justify="left",
         show_header=False,
     )
-    asr, rmse, iterations = scores["asr"], scores["rmse"], scores["iterations"]
-    table.add_row(
+    for row in (
+        *_rates(result),
+        *special_rows(result),
+        *_searches(result),
+        *_claims(result),
+    ):
+        table.add_row(*row)
+    ended = ", ".join(f"{count} {name}" for name, count in result["ended"].items())
+    looks = result["threat"].get("looks", 1)
+    several = f", {looks} looks" * (looks > 1)
+    known = f"threat: {result['threat']['name']}{several}"
+    table.add_row("searches ended", ended, known)
+    return table
+
+
+def _rates(result: dict[str, Any]) -> Iterator[Row]:
+    """Yields how often and how well victims were rebuilt."""
+    about, scores = result["about"], result["metrics"]
+    asr, rmse = scores["asr"], scores["rmse"]
+    yield (
         "attack success rate",
         f"{asr['value']:.3f}  \\[{asr['low']:.3f}, {asr['high']:.3f}]",
         f"RMSE <= {asr['threshold']:g}; guessing: {asr['guess']:.3f}",
@@ -44,60 +65,58 @@ def attack_table(result: dict[str, Any]) -> Table:
         if len(draws) > _DRAWS_SHOWN:
             some = sum(draw["successes"] > 0 for draw in draws)
             each = f"a success in {some} of {len(draws)}"
-        table.add_row("each network drawn", each, "the interval counts the draws")
+        yield "each network drawn", each, "the interval counts the draws"
     if len(result["victims"]["missing"]):
         count = len(result["victims"]["missing"])
-        table.add_row("never begun", str(count), "interrupted; counted as unknown")
-    table.add_row("RMSE", number(rmse["median"]), f"mean {number(rmse['mean'])}")
+        yield "never begun", str(count), "interrupted; counted as unknown"
+    yield "RMSE", number(rmse["median"]), f"mean {number(rmse['mean'])}"
     if about["batch_size"] * about["local_steps"] > 1:
         share = number(scores["examples_rebuilt"])
-        table.add_row("examples rebuilt", share, "share of all examples")
-    for row in special_rows(result):
-        table.add_row(*row)
-    table.add_row(
+        yield "examples rebuilt", share, "share of all examples"
+
+
+def _searches(result: dict[str, Any]) -> Iterator[Row]:
+    """Yields what the searches came to, and what they took."""
+    scores, oracle, timing = result["metrics"], result["oracle"], result["timing"]
+    iterations = scores["iterations"]
+    yield (
         "PSNR, SSIM",
         f"{number(scores['psnr']['median'])} dB, {number(scores['ssim']['median'])}",
         "medians",
     )
-    table.add_row(
+    yield (
         "iterations to success",
         number(iterations["median"]),
         f"median; cap {iterations['cap']}; run {number(iterations['run_median'])}",
     )
-    table.add_row(
-        "evaluations", number(scores["evaluations"]["median"]), "median per victim"
-    )
-    table.add_row("labels recovered", number(scores["label_accuracy"]), "")
-    table.add_row(
+    yield "evaluations", number(scores["evaluations"]["median"]), "median per victim"
+    yield "labels recovered", number(scores["label_accuracy"]), ""
+    yield (
         "oracle (not an attack)",
         f"ASR {oracle['asr']['value']:.3f}, RMSE {number(oracle['rmse']['median'])}",
         "best iterate by the truth",
     )
-    timing = result["timing"]
-    table.add_row(
+    yield (
         "time",
         f"{timing['total_s']:.1f} s",
         f"compile {timing['compile_s']:.1f} s; "
         f"{timing['victims_per_s']:.1f} victims/s after",
     )
+
+
+def _claims(result: dict[str, Any]) -> Iterator[Row]:
+    """Yields the epsilon and the certificates, where there is noise."""
     if result["accounting"] is not None:
         epsilon = result["accounting"]["epsilon"]
         verdict = result["accounting"]["guarantee"]["verdict"]
-        table.add_row(
-            f"ε, {escape(about['dataset'])} as published",
+        yield (
+            f"ε, {escape(result['about']['dataset'])} as published",
             f"claimed {_epsilon(epsilon['claimed'])}, "
             f"effective {_epsilon(epsilon['effective'])}",
             f"guarantee {verdict}; see gradaudit account",
         )
     if result.get("certificate") is not None:
-        for row in certificate_rows(result["certificate"]):
-            table.add_row(*row)
-    ended = ", ".join(f"{count} {name}" for name, count in result["ended"].items())
-    looks = result["threat"].get("looks", 1)
-    several = f", {looks} looks" * (looks > 1)
-    known = f"threat: {result['threat']['name']}{several}"
-    table.add_row("searches ended", ended, known)
-    return table
+        yield from certificate_rows(result["certificate"])
 
 
 def _epsilon(value: float | str) -> str:
@@ -111,9 +130,6 @@ def number(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
     return f"{value:.2e}" if abs(value) < 1e-2 else f"{value:.3g}"
-
-
-Row = tuple[str, str, str]
 
 
 def special_rows(result: dict[str, Any]) -> list[Row]:

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gradaudit._version import __version__
+from gradaudit import __version__
 from gradaudit.attacks import PRESETS as ATTACKS
 from gradaudit.cli import console
 from gradaudit.cli.app import app

@@ -1,3 +1,0 @@
-"""The version, alone in a file so that packaging can read it without importing."""
-
-__version__ = "0.1.0"
