@@ -117,7 +117,8 @@ class Attacking:
         def watch(snapshot: Snapshot) -> None:
             self._clock.tick()
             evaluator.watch(snapshot)
-            self._processes.listen()
+            if self._processes.count > 1:
+                self._processes.listen()
             self._tell(running, snapshot.finished)
 
         def keep(rows: NDArray[np.int64], handed_in: Reconstruction) -> None:
@@ -136,8 +137,10 @@ class Attacking:
             rebuilt, interrupted = stop.args[0], True
         # What ended together with Ctrl-C was not looked at to the end: it is in the
         # result, and runs again.
-        for each in self._finished(evaluator, group, rebuilt, remaining):
-            if each.score.victim not in done:
+        left = np.flatnonzero([int(group.ids[row]) not in done for row in remaining])
+        if len(left):
+            cut = rebuilt.take(left)
+            for each in self._finished(evaluator, group, cut, remaining[left]):
                 self._cut[each.score.victim] = each
         return interrupted or is_cut_short(rebuilt)
 

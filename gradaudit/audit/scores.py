@@ -102,7 +102,7 @@ class Evaluator:
         trials = np.maximum(snapshot.trials, 0)
         truth = jnp.asarray(np.asarray(self._truth.inputs)[trials // self._restarts])
         best, current = (
-            _assigned(np.asarray(_squares(truth, pictures)))
+            metrics.assigned_rmse(np.asarray(_squares(truth, pictures)))
             for pictures in (snapshot.best, snapshot.current)
         )
         frames = self._frames(snapshot)
@@ -115,7 +115,7 @@ class Evaluator:
             trace.oracle = min(trace.oracle, float(nearest))
             for step, iteration in frames.get(int(slot), ()):
                 shown = np.asarray(_one_picture(snapshot.best, step, slot))
-                trace.frames[iteration] = metrics.clipped(shown)
+                trace.frames[iteration] = np.clip(shown, 0.0, 1.0)
 
     def _frames(self, snapshot: Snapshot) -> dict[int, list[tuple[int, int]]]:
         """Returns which (step, iteration) of which slots are shown to people."""
@@ -292,18 +292,6 @@ def _squares(truth: jax.Array, pictures: jax.Array) -> jax.Array:
     guess = jnp.clip(pictures, 0.0, 1.0).reshape(count, slots, 1, batch, -1)
     flat = truth.reshape(1, slots, batch, 1, -1)
     return jnp.mean(jnp.square(flat - guess), axis=-1)
-
-
-def _assigned(squares: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Returns the RMSE under the best assignment, (iterations, slots)."""
-    if squares.shape[-1] == 1:
-        errors = np.sqrt(squares[..., 0, 0].astype(np.float64))
-    else:
-        cost = squares.reshape(-1, *squares.shape[-2:])
-        rows = np.arange(cost.shape[-1])
-        best = [matrix[rows, metrics.assign(matrix)].mean() for matrix in cost]
-        errors = np.sqrt(np.asarray(best)).reshape(squares.shape[:2])
-    return np.where(np.isfinite(errors), errors, np.inf)
 
 
 def _is_shown(iteration: int) -> bool:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from gradaudit.distinguish.game import Box, Errors, Trials, pool
+from gradaudit.distinguish.game import Box, Errors, Trials, error_rates, pool
 from gradaudit.errors import require
 
 SIGNIFICANCE = 0.05
@@ -164,11 +164,9 @@ def make_cell(
     adversary: str, box: Box, epsilon: float, measured: list[Measured], family: Family
 ) -> Cell:
     """Returns the cell of several measurements of one game."""
-    points = []
-    for part in measured:
-        errors = part.trials.errors()
-        points.append(empirical_epsilon(errors.fp, errors.fn))
-    pooled = pool([part.trials for part in measured])
+    played = [part.trials for part in measured]
+    points = [empirical_epsilon(*rates) for rates in error_rates(played)]
+    pooled = pool(played)
     errors, count = pooled.errors(), len(pooled.first)
     bound = lower_bound(errors, family.per_cell)
     exact = [part.exact for part in measured if part.exact is not None]

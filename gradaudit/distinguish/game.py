@@ -82,21 +82,21 @@ class Trials:
     scores: NDArray[np.float32]  # (n,)
 
     def __post_init__(self) -> None:
-        require(
-            self.first.shape == self.scores.shape and self.first.ndim == 1,
-            f"{self.first.shape} choices don't fit {self.scores.shape} scores",
-        )
+        if self.first.shape != self.scores.shape or self.first.ndim != 1:
+            raise InputError(
+                f"{self.first.shape} choices don't fit {self.scores.shape} scores"
+            )
         bad = int(np.isnan(self.scores).sum())
         if bad:
             raise InputError(
                 f"{bad} of {len(self.scores)} trials gave a score that is NaN; "
                 "the mechanism must return finite values for finite gradients"
             )
-        require(
-            bool(self.first.any() and not self.first.all()),
-            f"{len(self.first)} trials never randomized one of the two gradients; "
-            "run more trials",
-        )
+        if not self.first.any() or self.first.all():
+            raise InputError(
+                f"{len(self.first)} trials never randomized one of the two gradients; "
+                "run more trials"
+            )
 
     def errors(self, threshold: float = 0.0) -> Errors:
         """Returns how often the guess was wrong, for each gradient."""
@@ -107,6 +107,12 @@ class Trials:
             second=int((~self.first).sum()),
             false_negatives=int((~self.first & guesses_first).sum()),
         )
+
+
+def error_rates(parts: Sequence[Trials]) -> list[tuple[float, float]]:
+    """Returns (FP, FN) of each measurement."""
+    counted = [part.errors() for part in parts]
+    return [(errors.fp, errors.fn) for errors in counted]
 
 
 def pool(parts: Sequence[Trials]) -> Trials:

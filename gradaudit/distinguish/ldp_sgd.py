@@ -207,13 +207,11 @@ class _Row:
         ]
         played = self._white(key, laws) if white else self._black(key, crafted)
         known = white and config.white_rule == Cosine()
-        measured = []
-        for trials, law in zip(played, laws, strict=True):
-            rates = whitebox.cosine_rates(law) if known else None
-            exact = None if rates is None else bounds.empirical_epsilon(*rates)
-            loss = whitebox.attainable_epsilon(law)
-            measured.append(Measured(trials, norm, exact, loss))
-        return measured
+        exact = whitebox.exact_epsilons(laws, by_cosine=known)
+        return [
+            Measured(trials, norm, *each)
+            for trials, each in zip(played, exact, strict=True)
+        ]
 
     def _white(self, key: Key, laws: list[whitebox.PairLaw]) -> list[Trials]:
         rule, trials = self.config.white_rule, self.config.trials_of(Box.WHITE)

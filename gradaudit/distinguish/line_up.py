@@ -180,6 +180,7 @@ class Game:
     ) -> None:
         self._recipe, self._population = recipe, population
         self._leakage, self._fresh, self._given = leakage, fresh, state
+        self._model = for_shared_weights(recipe.model)
         self._params_key, self._key = jax.random.split(key)
         self._kept: dict[Any, Any] = {}
         some = tuple(range(min(population.clients, _CHUNK)))
@@ -272,7 +273,7 @@ class Game:
         found: tuple[jax.Array, jax.Array, Law] = self._cached(
             (draw, clients),
             lambda: _expectations(
-                for_shared_weights(self._recipe.model),
+                self._model,
                 self._template(self._state(draw)),
                 self._population,
                 jnp.asarray(clients, jnp.int32),

@@ -121,6 +121,19 @@ def attainable_epsilon(law: PairLaw) -> float:
     return max(abs(math.log(left / right)) for left, right in sides)
 
 
+def exact_epsilons(
+    laws: Sequence[PairLaw], by_cosine: bool
+) -> list[tuple[float | None, float]]:
+    """Returns equation 3 of each pair's exact rates, and its exact privacy loss.
+
+    The first is None unless guesses follow the cosine rule, whose rates are known.
+    """
+    rates = [cosine_rates(law) for law in laws] if by_cosine else []
+    losses = [attainable_epsilon(law) for law in laws]
+    exact = [empirical_epsilon(*each) for each in rates] or [None] * len(losses)
+    return list(zip(exact, losses, strict=True))
+
+
 def _angle(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
     cross = left[0] * right[1] - left[1] * right[0]
     return math.atan2(abs(cross), float(left @ right))

@@ -33,6 +33,21 @@ def assign(cost: Floats) -> NDArray[np.intp]:
     return np.asarray(linear_sum_assignment(cost)[1])
 
 
+def assigned_rmse(squares: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Returns the RMSE under the best assignment, (iterations, slots).
+
+    `squares` are mean squared distances, (iterations, slots, true, guessed).
+    """
+    if squares.shape[-1] == 1:
+        errors = np.sqrt(squares[..., 0, 0].astype(np.float64))
+    else:
+        cost = squares.reshape(-1, *squares.shape[-2:])
+        rows = np.arange(cost.shape[-1])
+        best = [matrix[rows, assign(matrix)].mean() for matrix in cost]
+        errors = np.sqrt(np.asarray(best)).reshape(squares.shape[:2])
+    return np.where(np.isfinite(errors), errors, np.inf)
+
+
 def matched(truth: Floats, guess: Floats) -> Floats:
     """Returns the guesses (victims, batch, ...) in the order of their truths."""
     if truth.shape[1] == 1:
