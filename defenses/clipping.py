@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradaudit.defenses.schedules import Schedule
-from gradaudit.defenses.transforms import Bound, State
+from gradaudit.defenses.transforms import Bound, State, Stateless
 from gradaudit.errors import require
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, Point
@@ -140,7 +140,7 @@ class Scaled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Clip:
+class Clip(Stateless):
     """Scales each unit so that its norm is at most the bound of the round.
 
     Guarantee: the norm of every tensor (or of the whole tree, for Scope.GLOBAL) is at
@@ -155,10 +155,6 @@ class Clip:
     bound: Schedule
     scope: Scope = Scope.TENSOR
     norm: Norm = Norm.L2
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int

@@ -11,7 +11,7 @@ import numpy as np
 from gradaudit.defenses.clipping import Scope
 from gradaudit.defenses.noise import draw_like, unbounded
 from gradaudit.defenses.schedules import Constant
-from gradaudit.defenses.transforms import Bound, State
+from gradaudit.defenses.transforms import Bound, State, Stateless
 from gradaudit.errors import require
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
@@ -45,7 +45,7 @@ def keep_above(leaf: jax.Array, threshold: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prune:
+class Prune(Stateless):
     """Sets the smallest `ratio` of the coordinates' magnitudes to zero, per unit.
 
     The share is taken over the unit's whole tree (Scope.GLOBAL) or in each tensor.
@@ -62,10 +62,6 @@ class Prune:
             0 <= self.ratio <= 1,
             f"ratio must lie in [0, 1] (a share, not percent), got {self.ratio}",
         )
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
@@ -95,7 +91,7 @@ class Prune:
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK:
+class TopK(Stateless):
     """Keeps the `count` coordinates with the largest magnitudes of each unit."""
 
     independent: ClassVar[bool] = True
@@ -103,10 +99,6 @@ class TopK:
 
     def __post_init__(self) -> None:
         require(self.count >= 1, f"count must be at least 1, got {self.count}")
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
@@ -130,15 +122,11 @@ class TopK:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sign:
+class Sign(Stateless):
     """Replaces each tensor of a unit by its signs times its mean magnitude."""
 
     loses_scale: ClassVar[bool] = True  # of coordinates beside each other
     independent: ClassVar[bool] = True
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
@@ -166,7 +154,7 @@ PER_COORDINATE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomSelection:
+class RandomSelection(Stateless):
     """Sends a random `share` of each unit's coordinates, of those above a threshold.
 
     Guarantee: at most share * coordinates are sent, each with magnitude above
@@ -185,10 +173,6 @@ class RandomSelection:
             self.threshold >= 0,
             f"threshold must not be negative, got {self.threshold}",
         )
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int

@@ -18,6 +18,7 @@ from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import (
     Bound,
     State,
+    Stateless,
     Transform,
     explain,
     is_additive,
@@ -195,7 +196,7 @@ Importance = tuple[tuple[str, float], ...]  # (layer, importance); () = even
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerwiseLaplace:
+class LayerwiseLaplace(Stateless):
     """Adds Laplace(sensitivity / epsilon_i) to layer i (Zhu et al. 2021, equation 4).
 
     The budget is split in proportion to the importance, epsilon_i = epsilon * w_i /
@@ -222,10 +223,6 @@ class LayerwiseLaplace:
                 f"the importance of {layer!r} must be positive, got {weight}: "
                 "a layer without a share of the budget can't be sent",
             )
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def budgets(self, tree: PyTree) -> list[float]:
         """Returns epsilon_i for each tensor; those of the layers sum to epsilon."""

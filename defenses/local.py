@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from gradaudit.defenses.clipping import unit_norms
 from gradaudit.defenses.schedules import Constant
-from gradaudit.defenses.transforms import Bound, State
+from gradaudit.defenses.transforms import Bound, State, Stateless
 from gradaudit.errors import require
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
@@ -56,7 +56,7 @@ def debias_factor(
 
 
 @dataclasses.dataclass(frozen=True)
-class LdpRandomizer:
+class LdpRandomizer(Stateless):
     """Replaces each unit's tree by the LDP-SGD answer of the flattened tree."""
 
     independent: ClassVar[bool] = True
@@ -72,10 +72,6 @@ class LdpRandomizer:
             math.isfinite(self.clip) and self.clip > 0,
             f"clip must be positive and finite, got {self.clip}",
         )
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
@@ -125,17 +121,13 @@ class LdpRandomizer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Debias:
+class Debias(Stateless):
     """Scales the answers so that their mean estimates the mean clipped gradient."""
 
     independent: ClassVar[bool] = True
     epsilon: float
     clip: float = 1.0
     as_printed: bool = False
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int

@@ -20,7 +20,7 @@ from gradaudit.defenses.clipping import (
 )
 from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.schedules import Constant, Schedule, as_schedule
-from gradaudit.defenses.transforms import Bound, State
+from gradaudit.defenses.transforms import Bound, State, Stateless
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.models.gradients import Units
@@ -126,7 +126,7 @@ def add_noise(
 
 
 @dataclasses.dataclass(frozen=True)
-class GaussianNoise:
+class GaussianNoise(Stateless):
     """Adds N(0, (sigma_t * S)^2) to every coordinate.
 
     Guarantee: the noise of each unit is independent (NoiseAt.UNIT), or one draw for
@@ -148,10 +148,6 @@ class GaussianNoise:
     def additive(self) -> bool:
         """Whether the noise does not depend on the units."""
         return not self.sensitivity.data_dependent
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def _std(self, norms: list[jax.Array], t: jax.Array | int) -> jax.Array:
         return jnp.asarray(self.sensitivity.of(norms, t) * self.multiplier(t))
@@ -221,7 +217,7 @@ class GaussianNoise:
 
 
 @dataclasses.dataclass(frozen=True)
-class LaplaceNoise:
+class LaplaceNoise(Stateless):
     """Adds Laplace(S / epsilon_t) to every coordinate, independently for each unit.
 
     The std of a coordinate is sqrt(2) * S / epsilon_t.
@@ -239,10 +235,6 @@ class LaplaceNoise:
     def additive(self) -> bool:
         """Whether the noise does not depend on the units."""
         return not self.sensitivity.data_dependent
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int

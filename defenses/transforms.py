@@ -51,6 +51,14 @@ class Transform(Protocol):
         """Returns the transformed tree and the next state; `t` is the round."""
 
 
+class Stateless:
+    """A transform that remembers nothing."""
+
+    def init(self, params: PyTree) -> State:
+        """Returns no state."""
+        return ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Bound:
     """What bounds one unit in round t: a norm of at most `limit(t)`."""
@@ -231,7 +239,7 @@ def init_states(transforms: tuple[Transform, ...], params: PyTree) -> tuple[Stat
 
 
 @dataclasses.dataclass(frozen=True)
-class FromFunction:
+class FromFunction(Stateless):
     """Makes `function(key, tree, t) -> tree` a transform without state."""
 
     function: Callable[[Key, PyTree, jax.Array | int], PyTree]
@@ -242,10 +250,6 @@ class FromFunction:
             takes(self.function, 3),
             f"{_title(self)} must be a function of (key, tree, t) that returns a tree",
         )
-
-    def init(self, params: PyTree) -> State:
-        """Returns no state."""
-        return ()
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
