@@ -128,9 +128,10 @@ def exact_epsilons(
 
     The first is None unless guesses follow the cosine rule, whose rates are known.
     """
-    rates = [cosine_rates(law) for law in laws] if by_cosine else []
+    exact: list[float | None] = [None] * len(laws)
+    if by_cosine:
+        exact = [empirical_epsilon(*cosine_rates(law)) for law in laws]
     losses = [attainable_epsilon(law) for law in laws]
-    exact = [empirical_epsilon(*each) for each in rates] or [None] * len(losses)
     return list(zip(exact, losses, strict=True))
 
 
