@@ -339,8 +339,12 @@ def test_a_file_beyond_the_limit_is_not_read(folder, monkeypatch):
 
 
 def test_noise_that_is_claimed_may_move_the_bias_anywhere(folder):
-    change_about(folder, learning_rate=0.001, claim={"noise_std": 0.5})
-    load_observation(folder, MODEL)
+    change_about(folder, learning_rate=0.001)
+    with pytest.raises(InputError, match="the learning rate 0.001 contradicts"):
+        load_observation(folder, MODEL)
+    change_about(folder, claim={"noise_std": 0.5})
+    bias = load_observation(folder, MODEL).gradient[MODEL.output_layer]["bias"]
+    assert np.abs(bias).max() > 1  # further than one step without noise
 
 
 def test_facts_that_the_sidecar_leaves_open_can_be_given(folder):

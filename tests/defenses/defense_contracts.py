@@ -114,6 +114,7 @@ def is_identity_when_off(make: Make, off: Mapping[str, Any]) -> None:
     """Without noise and without a clip nothing happens."""
     tree = gradients(1)
     out = jitted(make(**off))(jax.random.key(1), tree, 0)
+    assert jax.tree.structure(out) == jax.tree.structure(tree)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), tree, out)
 
 
@@ -137,6 +138,7 @@ def is_same_under_jit(make: Make) -> None:
     defense, tree, key = make(), gradients(3), jax.random.key(3)
     for t in (0, 3):
         eager, traced = apply_all(defense, key, tree, t), jitted(defense)(key, tree, t)
+        assert jax.tree.structure(eager) == jax.tree.structure(traced)
         for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(traced), strict=True):
             scale = max(1.0, float(np.max(np.abs(a))))
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * scale)
@@ -236,6 +238,7 @@ def averages_like_run(mean: Callable[..., Any], make: Make, quiet: Mapping[str, 
         key = jax.random.key(6)
         whole, _ = defenses.run(transforms, key, tree, states, 1)
         fused, _ = mean(transforms, key, tree, states, 1)
+        assert jax.tree.structure(fused) == jax.tree.structure(whole)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a.mean(0), b, rtol=1e-5, atol=1e-6),
             whole,

@@ -66,7 +66,11 @@ def test_every_preset_has_a_state_that_can_be_averaged(name):
     defense = PRESETS[name].make()
     for point in Point:
         for transform in getattr(defense, point.value):
-            check_state(transform, transform.init(PARAMS), Point.UPDATE)
+            state = transform.init(PARAMS)
+            check_state(transform, state, Point.UPDATE)
+            leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(state)]
+            mean = [jnp.mean(jnp.stack([leaf, leaf]), axis=0) for leaf in leaves]
+            assert [m.dtype for m in mean] == [leaf.dtype for leaf in leaves]
 
 
 def _run(transform, tree=TREE):
