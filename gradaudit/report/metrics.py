@@ -1,6 +1,7 @@
 """How good a reconstruction is. Only evaluators call this: it sees the truth."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -136,19 +137,13 @@ def rate_over_draws(successes: Sequence[int], trials: Sequence[int]) -> Rate:
     if len(trials) == 1:
         return rate(successes[0], trials[0])
     total, asked = sum(successes), sum(trials)
-    means = (np.arange(_MEANS) + 0.5) / _MEANS
-    correlations = np.linspace(0.001, 0.999, _CORRELATIONS)
     # Equal draws give equal terms: count them instead of computing them again.
     draws, repeats = np.unique(
         np.stack([successes, trials], axis=1), axis=0, return_counts=True
     )
-    strength = (1 - correlations) / correlations
-    yes, no = (
-        share[:, None, None] * strength[None, :, None] for share in (means, 1 - means)
-    )
-    hits, misses = draws[:, 0], draws[:, 1] - draws[:, 0]
-    each = special.betaln(hits + yes, misses + no) - special.betaln(yes, no)
+    each = np.stack([_log_likelihood(*map(int, draw)) for draw in draws], axis=-1)
     logs = (each * repeats).sum(axis=-1)
+    means = (np.arange(_MEANS) + 0.5) / _MEANS
     priors = np.stack([np.zeros(_MEANS), -0.5 * np.log(means * (1 - means))], axis=-1)
     logs = logs[:, :, None] + priors[:, None, :]  # (means, correlations, priors)
     likely = np.exp(logs - logs.max(axis=(0, 1)))
@@ -163,6 +158,18 @@ def rate_over_draws(successes: Sequence[int], trials: Sequence[int]) -> Rate:
         0.0 if total == 0 else float(min(low, total / asked)),
         1.0 if total == asked else float(max(high, total / asked)),
         "over draws",
+    )
+
+
+@functools.lru_cache(maxsize=128)  # 80 kB each; an audit asks for the same again
+def _log_likelihood(hits: int, trials: int) -> Floats:
+    """Returns how likely a draw's hits are, over (means, correlations), in nats."""
+    means = (np.arange(_MEANS) + 0.5) / _MEANS
+    correlations = np.linspace(0.001, 0.999, _CORRELATIONS)
+    strength = (1 - correlations) / correlations
+    yes, no = (share[:, None] * strength for share in (means, 1 - means))
+    return np.asarray(
+        special.betaln(hits + yes, trials - hits + no) - special.betaln(yes, no)
     )
 
 
