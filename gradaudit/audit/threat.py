@@ -1,6 +1,7 @@
 """The threat: what the adversary reads, knows and may alter; an input of every run."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import require, unknown_name
 from gradaudit.models.model import Model
 from gradaudit.models.networks import MODELS, build_model
-from gradaudit.types import Knowledge, Leakage, LocalTraining, Observation
+from gradaudit.types import Knowledge, Leakage, LocalTraining, Observation, PyTree
 
 _READS = {
     Leakage.EXAMPLE: "one example's gradient, at the client, inside a local iteration",
@@ -203,6 +204,13 @@ def all_fits(examples: tuple[int, ...] = (1, 8)) -> Iterator[Fit]:
                 yield Fit(name, attack, count, _why(model, attack, count))
 
 
+@functools.lru_cache(maxsize=64)
+def _shapes(model: Model) -> tuple[PyTree, PyTree]:
+    """Returns the shapes of parameters and buffers: tracing a network takes time."""
+    key = jax.random.key(0)
+    return jax.eval_shape(model.init, key), jax.eval_shape(model.initial_buffers, key)
+
+
 def _why(model: Model, name: str, examples: int) -> str:
     if model.coupled and examples == 1:
         return (
@@ -212,10 +220,7 @@ def _why(model: Model, name: str, examples: int) -> str:
     attack = PRESETS[name].make()
     public = np.random.default_rng(0).random((_PUBLIC, *model.input_shape))
     altered = attack.altered(model, public)
-    key = jax.random.key(0)
-    params, buffers = (
-        jax.eval_shape(make, key) for make in (altered.init, altered.initial_buffers)
-    )
+    params, buffers = _shapes(altered)
     training = LocalTraining(batch_size=examples)
     seen = Observation(params, params, buffers, training=training)
     whys = [member.attack.unfit(altered, seen) for member in attack.members]
