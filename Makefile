@@ -11,7 +11,11 @@ attack: $(READY) ## rebuild private images from gradients, on embedded data
 audit: $(READY) ## every place, adversary and defense: one verdict, one page
 	$(BIN)/gradaudit audit
 
-test: lint types tests ## lint, types, tests
+# The types are checked beside the tests, and what is found is told after them.
+test: lint ## lint, types, tests
+	@$(MAKE) --no-print-directory types > .venv/types.log 2>&1 & types=$$!; \
+	$(MAKE) --no-print-directory tests; failed=$$?; \
+	wait $$types || failed=$$?; cat .venv/types.log; exit $$failed
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -1,6 +1,7 @@
 """What every test shares: one device, and compiled programs kept between runs."""
 
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -11,6 +12,8 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Tests check the mathematics on tiny inputs: compiling is what takes their time.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Nobody reads where in the sources an operation of a test's program came from.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # XLA's older code generator needs two thirds of the time; the benchmarks run the newer.
 # One part per program: split for a pool of threads, small ones take a sixth longer.
 os.environ.setdefault(
@@ -35,6 +38,14 @@ def pytest_configure(config: pytest.Config) -> None:
         "filterwarnings",
         "ignore:Error (reading|writing) persistent compilation cache:UserWarning",
     )
+
+
+def pytest_collection_finish() -> None:
+    # Tracing makes objects by the million and hardly a cycle: a sixth of the tests'
+    # time was spent on looking for some, mostly among what was imported.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The program as a person meets it: help, version, lists, and errors in one line."""
 
+import functools
 import gc
 import json
 import os
@@ -301,11 +302,16 @@ def test_a_dumb_terminal_keeps_its_width(forced, monkeypatch):
     assert max(map(len, shown.splitlines())) <= 50
 
 
+@functools.cache
+def unfolded(case):
+    return run(*WIDE[case], columns=1000)
+
+
 @pytest.mark.parametrize("columns", [40, 60, 80])
 @pytest.mark.parametrize("case", WIDE)
 def test_no_table_cuts_a_name_or_a_number(case, columns):
     """Every word of a terminal of 1,000 columns is there in a narrow one, whole."""
-    wide, narrow = run(*WIDE[case], columns=1000), run(*WIDE[case], columns=columns)
+    wide, narrow = unfolded(case), run(*WIDE[case], columns=columns)
     assert wide.exit_code == narrow.exit_code == 0, narrow.output
     assert "…" not in narrow.stdout
     assert max(map(len, narrow.stdout.splitlines())) <= columns

@@ -34,7 +34,6 @@ from gradaudit.distinguish.game import interrupts_between_steps
 from gradaudit.models.networks import build_model
 from gradaudit.spec import Spec
 
-pytestmark = pytest.mark.usefixtures("optimized")
 QUICK = {"trials": 200, "measurements": 2, "epsilons": (1.0, 4.0)}
 
 
@@ -114,7 +113,7 @@ def worst_case(count):
 
 
 @pytest.fixture(scope="module")
-def table():
+def table(optimized):
     """A table of 48 white-box cells, 12 adversaries x 4 epsilons, each at the edge."""
     data = load_dataset("digits")
     model = build_model("mlp", data.shape, data.classes)
