@@ -40,6 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Side by side, so that one worker makes the small audit and not all of them.
+    items.sort(key=lambda item: "audited" not in getattr(item, "fixturenames", ()))
+
+
 def pytest_collection_finish() -> None:
     # Tracing makes objects by the million and hardly a cycle: a sixth of the tests'
     # time was spent on looking for some, mostly among what was imported.

@@ -26,18 +26,23 @@ def leak(
     model: Model, inputs: np.ndarray, labels: np.ndarray, seed: int = 0
 ) -> tuple[Observation, Victim]:
     """Returns the gradient of one batch and whose it is."""
-    params, gradient = _first_gradient(model, seed, inputs, labels)
+    params = _first_parameters(model, seed)
+    gradient = _gradient(model, params, inputs, labels)
     training = LocalTraining(batch_size=len(inputs))
     return Observation(params, gradient, training=training), Victim(inputs, labels)
 
 
+@functools.cache
+def _first_parameters(model: Model, seed: int) -> PyTree:
+    return model.init(jax.random.key(seed))
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def _first_gradient(
-    model: Model, seed: int, inputs: jax.Array, labels: jax.Array
-) -> tuple[PyTree, PyTree]:
-    params = model.init(jax.random.key(seed))
+def _gradient(
+    model: Model, params: PyTree, inputs: jax.Array, labels: jax.Array
+) -> PyTree:
     targets = one_hot(labels, model.classes)
-    return params, batch_gradient(model, params, {}, inputs, targets)
+    return batch_gradient(model, params, {}, inputs, targets)
 
 
 def digit_victims(

@@ -58,7 +58,7 @@ def value_at(model, observation, truth, distance, replays=False):
     inputs, labels = (jnp.asarray(leaf[0]) for leaf in (truth.inputs, truth.labels))
     layout = Layout(inputs.shape, model.classes, searches_labels=False)
     evaluate = objective(distance, (), layout, model, observation, replays, labels)
-    return float(jax.jit(evaluate)(inputs.reshape(-1))[0])
+    return float(jax.jit(evaluate.total)(inputs.reshape(-1)))
 
 
 CASES = [

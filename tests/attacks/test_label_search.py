@@ -134,7 +134,7 @@ def value_at_truth(strategy, four_steps, fixed=None):
     if layout.searches_labels:
         scores = 40.0 * one_hot(jnp.asarray(labels), 10)
         position = jnp.concatenate([position, scores.reshape(-1)])
-    value = jax.jit(lambda p: evaluate(p)[0])(position)
+    value = jax.jit(evaluate.total)(position)
     return float(value / global_norm(observation.gradient) ** 2), layout
 
 

@@ -107,13 +107,15 @@ def test_equal_looks_at_an_exact_gradient_are_one_look():
     )
     # What is unknown of the noise is told twice: the prior counts half.
     free = objective(RELATIVE, (), layout, model, one, False, jnp.asarray(labels))
-    bare, once, doubled = (float(jax.jit(f)(where)[0]) for f in (free, alone, both))
+    bare, once, doubled = (float(jax.jit(f.total)(where)) for f in (free, alone, both))
     np.testing.assert_allclose(doubled - bare, (once - bare) / 2, rtol=1e-4)
     residuals = jax.jit(both.residuals)(where)
     np.testing.assert_allclose(jnp.vdot(residuals, residuals), doubled, rtol=2e-2)
 
 
-@pytest.mark.parametrize("leakage", [Leakage.EXAMPLE, Leakage.SERVER])
+@pytest.mark.parametrize(
+    "leakage", [pytest.param(Leakage.EXAMPLE, marks=pytest.mark.slow), Leakage.SERVER]
+)
 def test_every_look_has_its_own_round_and_all_are_explained_by_the_truth(leakage):
     batch = 1 if leakage is Leakage.EXAMPLE else 3
     model, made = scenario(ga.defenses.none(), 3, leakage, batch, aware=False)

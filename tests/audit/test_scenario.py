@@ -205,7 +205,14 @@ def options(name):
     return {"dataset": "digits", "model": MODEL, "method": name, "iterations": 3}
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+# Other settings of the same search: one of them is enough by default.
+ALIKE = {"dlg", "idlg", "gradinv", "gradinversion", "tableak"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in PRESETS],
+)
 def test_no_attack_touches_the_truth(name, guarded):
     """Through `ga.attack` itself: only what scores may look at private data."""
     result = ga.attack(victims=2, draws=1, **options(name))

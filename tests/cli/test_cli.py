@@ -307,7 +307,7 @@ def unfolded(case):
     return run(*WIDE[case], columns=1000)
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("columns", [40, pytest.param(60, marks=pytest.mark.slow), 80])
 @pytest.mark.parametrize("case", WIDE)
 def test_no_table_cuts_a_name_or_a_number(case, columns):
     """Every word of a terminal of 1,000 columns is there in a narrow one, whole."""

@@ -84,7 +84,7 @@ def test_json_is_all_of_stdout_and_runs_again(gradaudit):
     assert finite(again["cells"]) == first["cells"]
 
 
-@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("columns", [40, pytest.param(80, marks=pytest.mark.slow)])
 def test_names_and_numbers_are_never_cut(gradaudit, monkeypatch, tmp_path, columns):
     wide = Console(file=console.out.file, highlight=False, width=columns)
     monkeypatch.setattr(console, "out", wide)

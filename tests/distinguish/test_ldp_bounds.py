@@ -34,7 +34,9 @@ def test_equation_3():
     assert empirical_epsilon(0.6, 0.6) < 0
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize(
+    "epsilon", [pytest.param(0.5, marks=pytest.mark.slow), 1.0, 3.0]
+)
 def test_the_bound_is_a_bound(epsilon):
     """200 audits of a known ε: at most 7 % of the 95 % bounds exceed it."""
     law = dummy_law(epsilon)

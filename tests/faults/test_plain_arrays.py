@@ -110,9 +110,13 @@ def searching():
     return Searching(**fields | {"stop": Stop(iterations=2)})
 
 
+# An aware adversary is handed what a curious one is, and more.
+LESS = pytest.param("curious", marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("attack", [Closed(), searching()], ids=["closed", "search"])
 @pytest.mark.parametrize(
-    "threat", ["curious", "aware", "curious+labels"], ids=["curious", "aware", "labels"]
+    "threat", [LESS, "aware", "curious+labels"], ids=["curious", "aware", "labels"]
 )
 def test_nothing_leads_from_what_an_attack_gets_to_the_truth(attack, threat):
     HANDED.clear()

@@ -128,7 +128,9 @@ def test_one_step_gives_away_the_statistics_of_the_batch():
     np.testing.assert_allclose(batch, jnp.mean(first, (0, 1, 2)), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("norm", [Norm.GROUP, Norm.RUNNING])
+@pytest.mark.parametrize(
+    "norm", [pytest.param(Norm.GROUP, marks=pytest.mark.slow), Norm.RUNNING]
+)
 def test_elsewhere_they_stay_and_nobody_sends_them(norm):
     recipe, population, state = setup(norm)
     after, _ = run_round(recipe, population, KEY, state, np.arange(3))

@@ -73,7 +73,14 @@ DEFENSES = {
 }
 
 
-@pytest.mark.parametrize("name", DEFENSES)
+# What looks at all clients at once contains the plainer ones.
+PLAINER = {"none", "per-example", "client"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in PLAINER)) for n in DEFENSES],
+)
 def test_chunks_and_order_change_nothing(name):
     reference, seen = one_round(DEFENSES[name])
     state, info = one_round(DEFENSES[name], CLIENTS[::-1], chunk=3)

@@ -100,7 +100,7 @@ def check_unrolled(model, steps, batch):
 
 @pytest.mark.parametrize(
     ("model", "steps", "batch"),
-    [("mlp", 1, 3), ("mlp", 5, 1), ("dpfl-2conv", 2, 3), ("cnn", 2, 3)],
+    [("mlp", 1, 3), ("mlp", 5, 1), ("dpfl-2conv", 2, 3)],
 )
 def test_unrolled_update_is_the_clients_update(model, steps, batch):
     check_unrolled(model, steps, batch)
@@ -158,13 +158,8 @@ AFTER_TRAINING = {
 def test_the_server_averages_what_type_0_reads(name):
     clients = [4, 0, 3]
     parts = setup(AFTER_TRAINING[name], local_steps=2)
-<<<<<<< HEAD
     observation = observe_many(*parts, Leakage.SERVER, clients)
-    mean = jax.tree.map(lambda leaf: leaf.mean(0), observation.gradient)
-=======
-    observation, _ = observe_many(*parts, Leakage.SERVER, clients)
     mean = mean_over_clients(observation.gradient)
->>>>>>> 8d4cd04 (make test: types beside the tests, garbage collected less often, checks in numpy where jax would compile each of them)
     recipe, population, key, state = parts
     after, _ = run_round(recipe, population, key, state, np.array(clients))
     assert_close(after_step(state.params, mean), after.params)
@@ -198,16 +193,10 @@ def test_a_defense_protects_from_its_own_point_on(name, leakage, protected):
 def test_the_order_of_victims_is_the_order_that_was_asked():
     parts = setup(AFTER_TRAINING["server"])
     for leakage in Leakage:
-<<<<<<< HEAD
-        there, victim = read_with_truth(*parts, leakage, [0, 5, 2])
-        back, mirrored = read_with_truth(*parts, leakage, [2, 5, 0])
-        assert_close(there.gradient, jax.tree.map(lambda g: g[::-1], back.gradient))
-=======
         there, victim = observe_many(*parts, leakage, [0, 5, 2])
         back, mirrored = observe_many(*parts, leakage, [2, 5, 0])
         turned = jax.tree.map(lambda g: np.asarray(g)[::-1], back.gradient)
         assert_close(there.gradient, turned)
->>>>>>> 8d4cd04 (make test: types beside the tests, garbage collected less often, checks in numpy where jax would compile each of them)
         np.testing.assert_array_equal(victim.inputs, mirrored.inputs[::-1])
 
 
@@ -322,7 +311,7 @@ def test_what_looks_at_the_round_sees_it_whole_in_every_group(name):
     parts = crowd(TOGETHER[name])
     everybody = range(100)
     whole = observe_many(*parts, Leakage.SERVER, everybody, participants=everybody)
-    apart = in_groups(parts, 32, participants=everybody)
+    apart = in_groups(parts, 50, participants=everybody)
     np.testing.assert_array_equal(rows(apart), rows(whole.sent))
     recipe, population, key, state = parts
     after, _ = run_round(recipe, population, key, state, np.arange(100))

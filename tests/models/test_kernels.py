@@ -85,7 +85,10 @@ def test_per_example_gradients_equal_a_loop(model_name, dataset_name, quick_jit)
             assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b) + 1e-8, name
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "resnet-gn")) for n in APART],
+)
 def test_their_mean_is_the_batch_gradient(name, quick_jit):
     model, at, inputs, targets = work(name, "digits")
 

@@ -23,6 +23,11 @@ from gradaudit.models.networks import (
 IMAGES = ((8, 8, 1), (25, 25, 1), (28, 23, 1), (28, 28, 1), (32, 32, 3))
 TABLES = ((30,), (105,))
 EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
+# Where programs are compiled: its sister with batch norm has the same blocks.
+COMPILED = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "resnet-gn")) for n in MODELS],
+)
 PLAIN = {n: entry for n, entry in MODELS.items() if isinstance(entry, Architecture)}
 TABULAR = [name for name, entry in PLAIN.items() if not entry.layers]
 FOR_IMAGES = [name for name in MODELS if name not in TABULAR]
@@ -65,7 +70,7 @@ def test_reads_any_shape_and_any_number_of_classes(name):
         }
 
 
-@EVERY_MODEL
+@COMPILED
 def test_loss_is_the_mean_cross_entropy(name, initial, quick_jit):
     model = build_model(name, (8, 8, 1), 4)
     at = initial(model)
@@ -164,7 +169,7 @@ def test_equal_models_are_traced_once(name):
     assert build_model(name, (8, 8, 1), 4) != first
 
 
-@EVERY_MODEL
+@COMPILED
 def test_tuning_for_shared_weights_changes_no_number(name, initial, quick_jit):
     model = build_model(name, (11, 9, 2), 3)
     tuned = for_shared_weights(model)
