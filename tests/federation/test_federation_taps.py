@@ -193,8 +193,8 @@ def test_a_defense_protects_from_its_own_point_on(name, leakage, protected):
 def test_the_order_of_victims_is_the_order_that_was_asked():
     parts = setup(AFTER_TRAINING["server"])
     for leakage in Leakage:
-        there, victim = observe_many(*parts, leakage, [0, 5, 2])
-        back, mirrored = observe_many(*parts, leakage, [2, 5, 0])
+        there, victim = read_with_truth(*parts, leakage, [0, 5, 2])
+        back, mirrored = read_with_truth(*parts, leakage, [2, 5, 0])
         turned = jax.tree.map(lambda g: np.asarray(g)[::-1], back.gradient)
         assert_close(there.gradient, turned)
         np.testing.assert_array_equal(victim.inputs, mirrored.inputs[::-1])
