@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -225,10 +226,14 @@ def test_a_run_of_several_draws_begins_like_a_run_of_one():
 
 def test_several_networks_are_drawn_unless_one_is_asked_for_or_trained():
     model = build_model("mlp", (4,), 2)
-    fresh = [_draws(None, victims, 0, model, False) for victims in (5, 4, 2)]
-    assert fresh == [4, 4, 2]
-    assert _draws(None, 5, 1, model, False) == _draws(1, 5, 0, model, False) == 1
-    assert _draws(None, 5, 0, model, True) == 1  # parameters from a file
+
+    def drawn(draws, victims, round_index=0, params=None):
+        asked = {"draws": draws, "victims": victims, "round": round_index}
+        return _draws(SimpleNamespace(**asked, params=params), model)
+
+    assert [drawn(None, victims) for victims in (5, 4, 2)] == [4, 4, 2]
+    assert drawn(None, 5, round_index=1) == drawn(1, 5) == 1
+    assert drawn(None, 5, params="weights.npz") == 1  # parameters from a file
     wanted = SMALL | {"iterations": 2}
     assert ga.attack(victims=5, **wanted).draws == 4
     one = ga.attack(victims=3, draws=1, **wanted)

@@ -353,7 +353,7 @@ def test_every_preset_is_rebuilt_from_plain_data(name):
     assert again(make()) == make() and again(other) == other
     assert other != make() or not OTHERS[name]
     described = describe(other)
-    assert described["call"].endswith(f"presets:{name.replace('-', '_')}")
+    assert described["call"].endswith(f"published:{name.replace('-', '_')}")
     plain = defend("", server=(Sign(),))
     changed = dataclasses.replace(plain, made_by=other.made_by, name=name)
     assert again(changed) == changed  # a constructor that no longer makes it is left
