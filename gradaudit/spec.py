@@ -24,6 +24,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 _ROOMS = "gradaudit."
 _ACTIVATIONS = ("jax.nn:", "jax._src.nn.")
 _MARK = "__gradaudit_rebuilds__"
+# Where the parts of results that were saved earlier stand now.
+_MOVED = {
+    "gradaudit.attacks.relaxations": "gradaudit.attacks.starts",
+    "gradaudit.defenses.base": "gradaudit.defenses.transforms",
+    "gradaudit.defenses.presets": "gradaudit.defenses.published",
+    "gradaudit.models.adapters_flax": "gradaudit.models.adapters",
+    "gradaudit.models.blocks": "gradaudit.models.convolution",
+    "gradaudit.models.losses": "gradaudit.models.model",
+    "gradaudit.models.residual": "gradaudit.models.deep_networks",
+    "gradaudit.models.transformer": "gradaudit.models.deep_networks",
+}
 _TAGS = {"part", "enum", "call", "function", "tuple", "bytes", "float", "undescribed"}
 
 
@@ -255,10 +266,11 @@ def _found(name: str) -> Any:
     There is no way through a module into what that module imports.
     """
     module, _, path = name.partition(":")
+    module = _MOVED.get(module, module)
     try:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-        return found if _name(found) == name else None
+        return found if _name(found) == f"{module}:{path}" else None
     except (ImportError, AttributeError, ValueError):
         return None
