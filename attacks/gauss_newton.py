@@ -14,6 +14,7 @@ diagonal of J^T J, estimated from a few products with random signs (Bekas et al.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -28,6 +29,7 @@ _GOOD = 0.25  # share of the promised fall that counts as a success
 _DAMPING = (1e-9, 1e9)
 _SLIGHT = 1e-12  # of the largest of D^2: what has no influence at all stays put
 _TINY = 1e-30
+_NUDGE = 1e-3  # how far a coordinate is moved to see whether a border holds it
 
 
 @jax.tree_util.register_dataclass
@@ -36,11 +38,15 @@ class Damping:
     """What the next step needs."""
 
     damping: jax.Array  # ()
+    scales: jax.Array  # (n,) the diagonal of J^T J, as the last steps estimated it
+    steps: jax.Array  # () that it was estimated in
 
 
 Linear = Callable[[jax.Array], jax.Array]
 # The step, what is left of the residual, the direction, its size, and the products.
 _Cgls = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+# Where it leads, what is free to move, products for the next time, those that it took.
+_Cut = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +58,15 @@ class GaussNewton:
     """
 
     products: int = 60  # with J and its transpose, at most, in a step
-    probes: int = 4  # for the scales of the unknowns
+    probes: int = 8  # for the scales of the unknowns, in each step
+    window: int = 8  # steps whose probes are averaged
+    again: int = 2  # times that a step is mended where a border cut it off
     explicit: int = 128  # unknowns up to which J is written out
     damping: float = 1e-2  # at first
     tolerance: float = 1e-3  # of the step's own equations
 
     def __post_init__(self) -> None:
-        for name in ("products", "probes"):
+        for name in ("products", "probes", "window"):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1, got {value}")
         require(self.damping > 0, f"damping must be positive, got {self.damping}")
@@ -70,7 +78,11 @@ class GaussNewton:
 
     def init(self, position: jax.Array) -> Damping:
         """Returns the first damping."""
-        return Damping(jnp.asarray(self.damping, position.dtype))
+        return Damping(
+            jnp.asarray(self.damping, position.dtype),
+            jnp.zeros_like(position),
+            jnp.zeros((), jnp.int32),
+        )
 
     def iterate(
         self,
@@ -88,15 +100,13 @@ class GaussNewton:
             step, spent = self._written_out(
                 forward, residual, position.size, memory.damping
             )
+            moved = position + step if project is None else project(position + step)
         else:
-            scale, slope = self._scales(backward, residual, clock.iteration)
-            step, spent = self._by_products(
-                forward, backward, residual, scale, -slope, memory.damping
+            memory, slope = self._probed(memory, backward, residual, clock.iteration)
+            moved, spent = self._moved(
+                forward, backward, residual, memory, slope, position, project
             )
-        moved = position + step
-        if project is not None:
-            moved = project(moved)
-            step = moved - position
+        step = moved - position
         after = evaluate.residuals(moved)
         reached = jnp.vdot(after, after)
         linear = residual + forward(step)
@@ -109,7 +119,7 @@ class GaussNewton:
         best = best.improve(position, jnp.where(finite, value, jnp.inf))
         return Progress(
             position=jnp.where(helps, moved, position),
-            memory=Damping(damping),  # type: ignore[arg-type]
+            memory=dataclasses.replace(memory, damping=damping),  # type: ignore[arg-type]
             best=best.improve(moved, jnp.where(helps, reached, jnp.inf)),
             # Damped to a standstill: no step can help any more.
             active=finite & (helps | (damping < _DAMPING[1])),
@@ -119,31 +129,80 @@ class GaussNewton:
             first=value,
         )
 
-    def _scales(
-        self, backward: Linear, residual: jax.Array, iteration: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns about the diagonal of J^T J, and J^T times the residual, (n,) each.
+    def _probed(
+        self,
+        memory: Damping,
+        backward: Linear,
+        residual: jax.Array,
+        iteration: jax.Array,
+    ) -> tuple[Damping, jax.Array]:
+        """Returns about the diagonal of J^T J, averaged, and J^T times the residual.
 
-        Together, because every product that is written here is compiled once more.
+        Together, because every product that is written here is compiled once more. The
+        few probes of one step leave an estimate that differs tenfold between equal
+        unknowns, and scaling by that makes the equations worse.
         """
         key = jax.random.fold_in(jax.random.key(0), iteration)
         shape = (self.probes, residual.size)
         signs = jax.random.rademacher(key, shape, residual.dtype)
         rows = jnp.concatenate([signs, residual[None]])
         images = jax.lax.map(backward, rows)
-        mean = jnp.mean(jnp.square(images[:-1]), axis=0)
-        return mean + _SLIGHT * jnp.max(mean) + _TINY, images[-1]
+        fresh = jnp.mean(jnp.square(images[:-1]), axis=0)
+        fresh = jnp.where(jnp.isfinite(fresh), fresh, memory.scales)
+        steps = jnp.minimum(memory.steps + 1, self.window)
+        scales = memory.scales + (fresh - memory.scales) / steps
+        return dataclasses.replace(memory, scales=scales, steps=steps), images[-1]
+
+    def _moved(
+        self,
+        forward: Linear,
+        backward: Linear,
+        residual: jax.Array,
+        memory: Damping,
+        slope: jax.Array,
+        position: jax.Array,
+        project: Project,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns where a step leads, within the borders, and the products it took.
+
+        What a border cuts off a step is made up for by the others: they are solved for
+        again, with those that it holds where they are (Bertsekas 1982).
+        """
+        scale = memory.scales + _SLIGHT * jnp.max(memory.scales) + _TINY
+        solve = functools.partial(
+            self._by_products, scale=scale, damping=memory.damping
+        )
+        if project is None:
+            step, spent = solve(forward, backward, residual, self.products)
+            return position + step, spent + self.probes
+        free = _free(project, position, slope)
+
+        half = jnp.asarray(self.products // 2, jnp.int32)
+
+        def mended(_: jax.Array, state: _Cut) -> _Cut:
+            moved, free, products, spent = state
+            left = residual + forward(moved - position)
+            step, took = solve(*_restricted(forward, backward, free), left, products)
+            aimed, moved = moved + step, project(moved + step)
+            more = jnp.where(jnp.any(moved != aimed), half, 0)
+            return moved, free & (moved == aimed), more, spent + took
+
+        counts = jnp.asarray([self.products, self.probes], jnp.int32)
+        state = (position, free, counts[0], counts[1])
+        moved, _, _, spent = jax.lax.fori_loop(0, 1 + self.again, mended, state)
+        return moved, spent
 
     def _by_products(
         self,
         forward: Linear,
         backward: Linear,
         residual: jax.Array,
+        products: jax.Array | int,
         scale: jax.Array,
-        start: jax.Array,
         damping: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the step by CGLS, and how many products it took."""
+        start = -backward(residual)
         first = jnp.vdot(start, start / scale)
         zero = jnp.zeros((), jnp.int32)
         state = (jnp.zeros_like(start), -residual, start / scale, first, zero)
@@ -151,7 +210,7 @@ class GaussNewton:
         def goes_on(state: _Cgls) -> jax.Array:
             _, _, _, left, count = state
             enough = left <= self.tolerance**2 * first
-            return (count < self.products) & ~enough & jnp.isfinite(left)
+            return (count < products) & ~enough & jnp.isfinite(left)
 
         def product(state: _Cgls) -> _Cgls:
             step, rest, direction, left, count = state
@@ -167,7 +226,7 @@ class GaussNewton:
             return step, rest, turned, after, count + 1
 
         step, *_, count = jax.lax.while_loop(goes_on, product, state)
-        return step, count + self.probes
+        return step, count
 
     def _written_out(
         self, forward: Linear, residual: jax.Array, size: int, damping: jax.Array
@@ -182,6 +241,25 @@ class GaussNewton:
         rotation, triangle = jnp.linalg.qr(matrix)
         solved = jax.scipy.linalg.solve_triangular(triangle, rotation.T @ right)
         return solved / scale, jnp.asarray(size, jnp.int32)
+
+
+def _free(project: Linear, position: jax.Array, slope: jax.Array) -> jax.Array:
+    """Returns which coordinates can descend: not those that a border holds.
+
+    A step that counts on their moving is no descent once it is projected (Bertsekas
+    1982), and most pixels of a digit are at a border.
+    """
+    return project(position - _NUDGE * jnp.sign(slope)) != position
+
+
+def _restricted(
+    forward: Linear, backward: Linear, free: jax.Array
+) -> tuple[Linear, Linear]:
+    """Returns the products of a J whose other columns are 0."""
+    return (
+        lambda direction: forward(jnp.where(free, direction, 0.0)),
+        lambda rows: jnp.where(free, backward(rows), 0.0),
+    )
 
 
 def _linear(function: Linear, position: jax.Array) -> tuple[jax.Array, Linear, Linear]:

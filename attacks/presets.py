@@ -242,7 +242,7 @@ def gauss_newton(
     restarts: int = 1,
     init: str = "patterned",
     labels: str = "last-layer",
-    products: int = 100,
+    products: int = 60,
     variation: float = Smooth.weight,
 ) -> Matching:
     """Gauss-Newton: relative L2, Levenberg-Marquardt, smoothness that follows noise."""

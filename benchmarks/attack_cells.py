@@ -34,7 +34,7 @@ def attacking(name: str, scale: Scale, seed: int, **arguments: Any) -> Cell:
     """Returns the cell that attacks as many victims as the scale has."""
     own, kind = VICTIMS[scale], arguments.get("type", 2)
     dataset = arguments["dataset"]
-    victims = own.examples if kind == 2 else own.clients
+    victims = arguments.get("victims", own.examples if kind == 2 else own.clients)
     given = {
         "type": kind,
         "defense": "none",
@@ -88,6 +88,7 @@ def summary(result: AttackResult) -> Plain:
         "rmse": metrics["rmse"],
         "below_mse_0.70": generous / whole["victims"]["asked"],
         "iterations": metrics["iterations"],
+        "evaluations": metrics["evaluations"]["median"],
         "labels": metrics["label_accuracy"],
         "members": metrics["members"],
         "unsolved": metrics["unsolved"],

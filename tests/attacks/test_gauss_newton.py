@@ -133,3 +133,48 @@ def test_a_batch_that_lbfgs_leaves_is_rebuilt():
         seed=3,
     )  # fmt: skip
     assert result.asr.value == 1.0 and result.rmse["worst"] < 0.01
+
+
+def test_the_scales_of_the_unknowns_are_averaged_over_steps():
+    """A step's few probes alone differ tenfold between equal columns."""
+    matrix = jax.random.normal(KEY, (40, 200)) / jnp.sqrt(40.0)
+    at, truth = jnp.zeros(200), jnp.sum(jnp.square(matrix), axis=0)
+    residual, _, backward = _linear(lambda x: matrix @ x + 1.0, at)
+    optimizer = GaussNewton(probes=4, window=8)
+    memory, errors = optimizer.init(at), []
+    for iteration in range(16):
+        step = jnp.asarray(iteration)
+        memory, slope = optimizer._probed(memory, backward, residual, step)
+        errors.append(float(jnp.std(jnp.log(memory.scales / truth))))
+    assert errors[-1] < 0.45 * errors[0]
+    np.testing.assert_allclose(jnp.mean(memory.scales / truth), 1.0, atol=0.1)
+    np.testing.assert_allclose(slope, matrix.T @ residual, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("again", [0, 2])
+def test_what_a_border_cuts_off_a_step_is_made_up_for(again):
+    """Most unknowns are at a border, as a digit's pixels are.
+
+    Their columns are nearly parallel: a step that is only cut off leads nowhere.
+    """
+    matrix = 1.0 + 0.1 * jax.random.normal(KEY, (60, 40))
+    matrix = matrix.at[:, 20:].multiply(1e-2)
+    truth = jnp.where(jnp.arange(40) % 4 == 0, 0.5, 0.0)
+
+    def residuals(x):
+        return matrix @ (x - truth)
+
+    function = Objective(lambda x: jnp.sum(residuals(x) ** 2), residuals)
+    optimizer = GaussNewton(products=80, explicit=0, again=again)
+    position = jnp.full(40, 0.5)
+    memory, best = optimizer.init(position), Best.start(position)
+
+    @jax.jit
+    def step(position, memory, best, iteration):
+        box, clock = lambda x: jnp.clip(x, 0.0, 1.0), Clock(iteration, 30)
+        return optimizer.iterate(function, box, position, memory, best, clock)
+
+    for iteration in range(6):
+        made = step(position, memory, best, iteration)
+        position, memory, best = made.position, made.memory, made.best
+    assert (float(best.value) < 1e-9) == (again > 0)

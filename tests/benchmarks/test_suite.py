@@ -9,12 +9,14 @@ import pytest
 
 from gradaudit import defenses
 from gradaudit.attacks import presets
+from gradaudit.benchmarks.adversaries import measure_trained
 from gradaudit.benchmarks.contents import BENCHMARKS, chosen
 from gradaudit.benchmarks.logbook import Record, records_in
 from gradaudit.benchmarks.running import estimate, run_benchmark, selected
 from gradaudit.benchmarks.suite import (
     Benchmark,
     Cell,
+    Context,
     Entry,
     Missing,
     Scale,
@@ -272,3 +274,21 @@ def _context():
     from gradaudit.benchmarks.suite import Context
 
     return Context()
+
+
+def test_a_trained_network_is_attacked_in_its_last_round_and_by_its_parameters():
+    setting = {"clients": 4, "clients_per_round": 4, "local_steps": 2, "rounds": 2}
+    cheap = {"method": "cpl", "iterations": 2, "victims": 2}
+    found = measure_trained(
+        Context(),
+        dataset="digits",
+        model="dpfl-2conv",
+        setting=setting | {"batch_size": 2, "examples": 20},
+        attacks={
+            "in the round": {"type": 2, **cheap},
+            "one step": {"type": 1, "batch_size": 1, **cheap},
+        },
+        seed=0,
+    )
+    assert 0 <= found["accuracy"] <= 1
+    assert {each["victims"] for each in found["attacks"].values()} == {2}
