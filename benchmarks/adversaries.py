@@ -268,7 +268,7 @@ def _row(name: str, cell: Plain) -> Row:
         Entry("–" if alone is None else f"{alone['rebuilt']}/{alone['asked']}"),
         error(cell),
         Entry("–" if unsolved is None else str(unsolved["victims"])),
-        Entry(number(cell["evaluations"])),
+        Entry(f"{cell['evaluations']:,.0f}"),
         Entry(number(cell["timing"]["seconds_per_unit"], 2)),
     ]
 
