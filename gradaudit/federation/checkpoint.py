@@ -236,6 +236,18 @@ class RunFolder:
         self._path = None if out is None else pathlib.Path(out)
         self._spec, self._fingerprint, self._record = spec, fingerprint, record
 
+    def _has_others_result(self, folder: pathlib.Path) -> bool:
+        """Returns whether a result is there that is not this training's own.
+
+        A training that is ended before its first round leaves one, and no checkpoint.
+        """
+        if not (folder / "result.json").exists():
+            return False
+        try:
+            return Spec.read(folder) != self._spec
+        except InputError:
+            return True
+
     def open(self, start: Progress, resume: bool, overwrite: bool) -> Progress:
         """Returns where the training goes on; refuses a folder of another one.
 
@@ -249,7 +261,7 @@ class RunFolder:
         if resume or found == self._fingerprint:
             progress, self.history = load(self._path, start, self._fingerprint)
             return progress
-        used = found is not None or (self._path / "result.json").exists()
+        used = found is not None or self._has_others_result(self._path)
         require(
             overwrite or not used,
             f"{self._path} holds another training, or another run's result: choose "

@@ -65,6 +65,22 @@ def test_the_result_is_complete(trained):
     assert report["accounting"]["epsilon"]["accounted"] > 0
 
 
+def test_a_training_that_ended_before_its_first_round_begins_again(tmp_path):
+    """It leaves a result and no checkpoint; another training is still refused."""
+    said = (f"--out={tmp_path}", "--json", "--rounds=1")
+    first = run(*said)
+    for name in ("checkpoint.npz", "history.jsonl"):
+        (tmp_path / name).unlink()
+    other = run(*said, "--seed=1")
+    assert other.exit_code == 2 and "another training" in other.output
+    again = run(*said)
+    assert again.exit_code == 0
+    accuracy = [
+        json.loads(one.stdout)["rounds"][0]["accuracy"] for one in (first, again)
+    ]
+    assert accuracy[0] == accuracy[1]
+
+
 def test_more_rounds_go_on_from_the_checkpoint(trained):
     folder, done, defense = trained
     before = json.loads(done.stdout)["rounds"]
