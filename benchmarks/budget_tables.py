@@ -256,7 +256,9 @@ def _federated_targets(measured: Measured, scale: Scale, reading: Semantics) -> 
             bounded(method, 4.0, reading, name, scale, 0).name
             for method in ("fed-sdp", "fed-alpha-cdp")
         )
-        target = found(measured, baseline, "accuracy")
+        # A training that diverged has no accuracy that others could reach.
+        lost = "diverged" in (found(measured, baseline, "stopped") or ())
+        target = None if lost else found(measured, baseline, "accuracy")
         stop = reached(measured, adaptive, target)
         spent = None
         if stop is not None:
@@ -268,7 +270,7 @@ def _federated_targets(measured: Measured, scale: Scale, reading: Semantics) -> 
         rows.append(
             [
                 name,
-                Entry(number(target), number(table["target"][at])),
+                accuracy(measured, baseline, table["target"][at]),
                 Entry(
                     "never" if target and stop is None else number(stop),
                     number(printed["rounds"]),

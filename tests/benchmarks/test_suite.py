@@ -292,3 +292,15 @@ def test_a_trained_network_is_attacked_in_its_last_round_and_by_its_parameters()
     )
     assert 0 <= found["accuracy"] <= 1
     assert {each["victims"] for each in found["attacks"].values()} == {2}
+
+
+def test_a_training_that_diverged_sets_no_target():
+    target = BENCHMARKS["target-accuracy"]
+    cells = [cell.name for cell in target.cells(Scale.SMALL, 0)]
+    one = {"accuracy": 0.5, "stopped": ["rounds"], "curve": [[1, 0.5]]}
+    measured = dict.fromkeys(cells, one)
+    measured["adult, fed-sdp"] = one | {"accuracy": 0.0, "stopped": ["diverged"]}
+    rows = {str(row[0]): row for row in target.tables(measured, Scale.SMALL)[0].rows}
+    assert [str(place) for place in rows["cancer"][1:3]] == ["0.500 (0.979)", "1 (1)"]
+    lost = [place.measured for place in rows["adult"][1:]]
+    assert lost == ["diverged", "–", "–"]
