@@ -1,6 +1,7 @@
 """Data flows one way: who may import whom, and what `--help` may not load."""
 
 import ast
+import functools
 import os
 import pathlib
 import re
@@ -45,6 +46,7 @@ def modules(root: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     return found
 
 
+@functools.cache
 def imported(file: pathlib.Path) -> set[str]:
     """Returns every dotted name that a file imports, wherever it does so.
 

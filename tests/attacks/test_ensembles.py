@@ -140,20 +140,23 @@ def test_a_pool_of_one_is_the_search_alone():
     assert np.asarray(other.inputs).max() <= 1
 
 
-def test_statistics_are_matched_where_a_network_keeps_some():
+def test_statistics_are_matched_where_a_network_keeps_some(quick_jit):
     inputs = jnp.asarray(load_dataset("digits").inputs[:8])
     model = build_model("resnet-bn", (8, 8, 1), 10)
     params = model.init(jax.random.key(0))
     first = model.initial_buffers(jax.random.key(0))
     # Layer by layer, statistics follow from those before: a few rounds settle them.
     buffers = first
+    settled = quick_jit(
+        lambda kept: model.network.statistics({"params": params, **kept}, inputs)
+    )
     for _ in range(8):
-        buffers = model.network.statistics({"params": params, **buffers}, inputs)
+        buffers = settled(buffers)
     prior = RunningStatistics(1.0)
     seen = Observation(params, params, buffers)
     matched, other = (
-        told(prior, model, seen),
-        told(prior, model, Observation(params, params, first)),
+        quick_jit(told(prior, model, seen)),
+        quick_jit(told(prior, model, Observation(params, params, first))),
     )
     assert float(matched(inputs)) < 1e-4 < float(other(inputs))
     assert float(matched(1.0 - inputs)) > 1e-2

@@ -247,7 +247,7 @@ def test_the_levels_of_solved_and_not_solved_hold_for_every_iterate():
 
 
 def test_under_noise_that_is_told_nobody_says_that_a_search_is_lost():
-    asked = SMALL | {"victims": 1, "draws": 1, "iterations": 1}
+    asked = SMALL | {"victims": 1, "draws": 1, "iterations": 1, "line_ups": 0}
     result = ga.attack(**asked, defense="fed-cdp:sigma=0.01", threat="aware")
     assert result.to_dict()["metrics"]["unsolved"] is None
 

@@ -7,6 +7,7 @@ from gradaudit.audit.train import train
 from gradaudit.federation.setting import Setting, paper_setting, setting_as_plain
 
 CHEAP = {"method": "analytic", "model": "mlp", "defense": "fed-cdp", "victims": 2}
+CHEAP |= {"line_ups": 0}
 
 
 def test_data_without_a_federation_has_no_epsilon():
@@ -29,7 +30,13 @@ def test_a_recorded_training_is_accounted_for_its_own_federation(tmp_path):
     guard = ga.defenses.fed_cdp(clip=1.0, sigma=2.0)
     trained = train(dataset="cancer", setting=setting, defense=guard, out=tmp_path)
     result = ga.attack(
-        run=tmp_path, round=1, type=1, method="analytic", victims=1, draws=1
+        run=tmp_path,
+        round=1,
+        type=1,
+        method="analytic",
+        victims=1,
+        draws=1,
+        line_ups=0,
     )
     found, own = result.accounting, trained.to_dict()["accounting"]
     assert found["setting"] == own["setting"]

@@ -158,7 +158,7 @@ def test_an_edited_data_file_is_another_attack(tmp_path):
     data = tmp_path / "mine.csv"
     text = "".join(f"{i % 2},{i / 40},{(i * 7 % 40) / 40}\n" for i in range(40))
     data.write_text(text)
-    wanted = {"dataset": str(data), "iterations": 2, "victims": 2, "draws": 1}
+    wanted = {"dataset": str(data), "method": "analytic", "victims": 2, "draws": 1}
     ga.attack(**wanted, keep=tmp_path / "out")
     data.write_text(text.replace(",0.5,", ",0.25,", 1))
     with pytest.raises(InputError, match="holds another attack"):

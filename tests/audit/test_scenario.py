@@ -74,7 +74,7 @@ def test_the_servers_noise_is_each_clients_own():
         recorder = Recorder()
         ga.attack(
             type=0, method=recorder, defense=defense, victims=100, draws=1,
-            batch_size=1, dataset="digits", model=MODEL,
+            batch_size=1, dataset="digits", model=MODEL, line_ups=0,
         )  # fmt: skip
         return np.stack(recorder.seen)
 
