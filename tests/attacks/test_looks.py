@@ -25,7 +25,7 @@ RELATIVE = RelativeL2(weight=1.0)
 
 def scenario(defense, looks, leakage=Leakage.EXAMPLE, batch=1, aware=True):
     data = load_dataset("digits")
-    model = build_model("dpfl-2conv", data.shape, data.classes)
+    model = build_model("mlp", data.shape, data.classes)
     setting = Setting(
         clients=2, clients_per_round=2, local_steps=1, batch_size=batch, rounds=looks,
         examples=batch, learning_rate=0.05,
@@ -136,10 +136,10 @@ def test_every_look_has_its_own_round_and_all_are_explained_by_the_truth(leakage
 
 
 def test_the_threat_says_how_many_and_the_certificate_counts_them():
-    noisy = SMALL | {"defense": "fed-cdp:clip=4,sigma=6", "iterations": 1}
+    noisy = SMALL | {"model": "mlp", "defense": "fed-cdp:clip=4,sigma=6"}
     once, twice = (
-        ga.attack(**noisy, looks=looks, threat="aware", line_ups=0).to_dict()
-        for looks in (1, 2)
+        ga.attack(**noisy, looks=looks, threat="aware", line_ups=0, **how).to_dict()
+        for looks, how in ((1, {"method": "analytic"}), (2, {"iterations": 1}))
     )
     assert (once["threat"]["looks"], twice["threat"]["looks"]) == (1, 2)
     bounds = [

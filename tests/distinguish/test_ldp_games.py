@@ -45,7 +45,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def model(data):
-    return build_model("ldp-cnn", data.shape, data.classes)
+    return build_model("mlp", data.shape, data.classes)
 
 
 @pytest.fixture(scope="module")

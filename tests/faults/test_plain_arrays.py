@@ -72,7 +72,7 @@ def is_key(value):
     )
 
 
-SMALL = {"dataset": "digits", "model": "dpfl-2conv", "victims": 3, "draws": 1}
+SMALL = {"dataset": "digits", "model": "mlp", "victims": 3, "draws": 1}
 SMALL |= {"line_ups": 0}
 HANDED = []
 
