@@ -74,7 +74,7 @@ DEFENSES = {
 
 
 # What looks at all clients at once contains the plainer ones.
-PLAINER = {"none", "per-example", "client"}
+PLAINER = {"none", "per-example", "client", "server"}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,10 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * n.endswith("alone")) for n in SERVED],
+)
 def test_one_program_serves_rounds_of_every_size(name):
     recipe = Recipe.of(MODEL, SERVED[name], SETTING)
     state, population = initial_state(recipe, PARAMS), make_population()
@@ -212,18 +215,21 @@ import jax, numpy as np
 import test_federation as t
 from gradaudit.machine import device_count
 assert device_count() == 8
-for name in ("none", "per-example", "server"):
+for name in sys.argv[3:]:
     state, _ = t.one_round(t.DEFENSES[name], chunk=1)
     np.savez(f"{sys.argv[2]}/{name}.npz", *map(np.asarray, jax.tree.leaves(state)))
 """
 
 
-def test_eight_devices_give_the_same_round(tmp_path):
+@pytest.mark.parametrize(
+    "names", [["server"], pytest.param(["none", "per-example"], marks=pytest.mark.slow)]
+)
+def test_eight_devices_give_the_same_round(tmp_path, names):
     folder = os.path.dirname(__file__)
-    command = [sys.executable, "-c", _EIGHT_DEVICES, folder, str(tmp_path)]
+    command = [sys.executable, "-c", _EIGHT_DEVICES, folder, str(tmp_path), *names]
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "8"}
     subprocess.run(command, env=environment, check=True, timeout=200)
-    for name in ("none", "per-example", "server"):
+    for name in names:
         state, _ = one_round(DEFENSES[name])
         with np.load(tmp_path / f"{name}.npz") as file:
             assert_close(jax.tree.leaves(state), list(file.values()))

@@ -306,7 +306,10 @@ def counting(point: str, state) -> Defense:
 STATES = {"an integer": lambda: jnp.asarray(3), "a key": lambda: jax.random.key(0)}
 
 
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "a key")) for n in STATES],
+)
 def test_states_that_can_not_be_averaged_are_refused(training, tmp_path, name):
     def with_state(point):
         guard = counting(point, STATES[name])

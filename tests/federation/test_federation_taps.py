@@ -100,7 +100,11 @@ def check_unrolled(model, steps, batch):
 
 @pytest.mark.parametrize(
     ("model", "steps", "batch"),
-    [("mlp", 1, 3), ("mlp", 5, 1), ("dpfl-2conv", 2, 3)],
+    [
+        ("mlp", 1, 3),
+        pytest.param("mlp", 5, 1, marks=pytest.mark.slow),
+        ("dpfl-2conv", 2, 3),
+    ],
 )
 def test_unrolled_update_is_the_clients_update(model, steps, batch):
     check_unrolled(model, steps, batch)
@@ -121,7 +125,10 @@ NOISY = {
 }
 
 
-@pytest.mark.parametrize("name", NOISY)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * ("max" in n)) for n in NOISY],
+)
 def test_type_1_is_the_mean_of_what_type_2_reads(name):
     parts = setup(NOISY[name], batch_size=2)
     update, batch = read_with_truth(*parts, Leakage.CLIENT, [5, 2])
@@ -154,7 +161,14 @@ AFTER_TRAINING = {
 }
 
 
-@pytest.mark.parametrize("name", AFTER_TRAINING)
+# Without noise and with the server's, two tests below do the same.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n != "client"))
+        for n in AFTER_TRAINING
+    ],
+)
 def test_the_server_averages_what_type_0_reads(name):
     clients = [4, 0, 3]
     parts = setup(AFTER_TRAINING[name], local_steps=2)
@@ -306,7 +320,10 @@ TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "l2-max")) for n in TOGETHER],
+)
 def test_what_looks_at_the_round_sees_it_whole_in_every_group(name):
     parts = crowd(TOGETHER[name])
     everybody = range(100)

@@ -1,7 +1,6 @@
 """Poisson batches: the coins, the mean over the expected size, the noise."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
