@@ -78,7 +78,7 @@ def scene():
     return draw_scene(jax.random.key(1), model, params, data, CLIP)
 
 
-@pytest.mark.parametrize("size", [1, 2, 300])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 300])
 @pytest.mark.parametrize("norms", [(0.3, 2.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0)])
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_samplers_follow_the_closed_form(size, norms, epsilon):

@@ -250,8 +250,19 @@ def mixed():
     return Stated((noisy, laplace), "mixed")
 
 
-@pytest.mark.parametrize("defense", [both(), mixed()], ids=lambda d: d.name)
-@pytest.mark.parametrize("selection", Selection)
+@pytest.mark.parametrize(
+    ("selection", "defense"),
+    [
+        pytest.param(
+            *(selection, defense),
+            id=f"{selection}-{defense.name}",
+            marks=[pytest.mark.slow]
+            * (defense.name == "mixed" and selection is not Selection.ACTIVE),
+        )
+        for selection in Selection
+        for defense in (both(), mixed())
+    ],
+)
 def test_two_mechanisms_do_not_overspend(selection, defense):
     setting = Setting(rounds=20, selection=selection)
     whole = epsilon(defense, setting).accounted_epsilon
