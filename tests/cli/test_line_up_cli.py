@@ -36,7 +36,10 @@ def test_measured_certified_and_guessing_are_printed_and_drawn(tmp_path):
     for word in ("guessing", "picked", "certified", "add or remove one"):
         assert word in told.stdout
     assert (tmp_path / "figures" / "line_up.png").exists()
-    cells = json.loads((tmp_path / "result.json").read_text())["metrics"]["cells"]
+    assert len((tmp_path / "line_ups.csv").read_text().splitlines()) == 5
+    report = json.loads((tmp_path / "result.json").read_text())
+    assert report["threat"]["name"] == "informed"
+    cells = report["metrics"]["cells"]
     assert [(c["candidates"], c["looks"]) for c in cells] == [
         (2, 1), (2, 3), (5, 1), (5, 3),
     ]  # fmt: skip
@@ -57,6 +60,7 @@ def test_noise_that_is_not_what_it_says_ends_with_1(tmp_path):
     assert json.loads(told.stdout)["metrics"]["certificate_broken"] == 1
 
 
+@pytest.mark.slow
 def test_the_least_noise(tmp_path):
     told = invoke(
         "calibrate", "--threat", "informed", "--max-success", 0.2, "--candidates", 10,

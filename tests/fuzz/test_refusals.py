@@ -210,9 +210,12 @@ PLAIN = {"PYTHONIOENCODING": "ascii", "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": 
 @pytest.mark.parametrize(
     "words",
     [
-        ("account", "--defense", "fed-cdp", "--dataset", "cancer"),
+        pytest.param(
+            ("account", "--defense", "fed-cdp", "--dataset", "cancer"),
+            marks=pytest.mark.slow,
+        ),
         ("data", "check", "ü\u2603"),
-        pytest.param(("list",), marks=pytest.mark.slow),
+        ("list",),
     ],
     ids=lambda words: words[0],
 )
