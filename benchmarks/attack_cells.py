@@ -50,6 +50,7 @@ def attacking(name: str, scale: Scale, seed: int, **arguments: Any) -> Cell:
         # One compiled program serves all: what differs is on the victims' side.
         given |= {"iterations": 2, "dataset": "digits", "model": "dpfl-2conv"}
         given |= {"batch_size": 1} if kind != 2 else {}
+        given["line_ups"] = 0  # no table shows them
         given["method"] = f"cpl:{STALL}"
     method = str(given["method"]).partition(":")[0]
     return Cell(
