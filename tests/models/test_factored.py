@@ -57,7 +57,7 @@ def assert_close(actual, expected) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("cnn", "mlp") else pytest.param(name, marks=pytest.mark.slow)
+        name if name == "cnn" else pytest.param(name, marks=pytest.mark.slow)
         for name in MODELS
         if not build_model(name, (12, 12, 1), CLASSES).coupled
     ],
