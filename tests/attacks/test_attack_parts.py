@@ -114,7 +114,9 @@ def test_priors():
 
 
 @pytest.mark.parametrize("strategy", [LastLayer(), FromBias()])
-@pytest.mark.parametrize("name", ["digits", "photos", "lfw-patches"])
+@pytest.mark.parametrize(
+    "name", ["digits", pytest.param("photos", marks=pytest.mark.slow), "lfw-patches"]
+)
 def test_the_label_of_one_example_is_read_off_its_gradient(name, strategy):
     data = load_dataset(name)
     model = build_model("cpl", data.shape, data.classes)
@@ -125,7 +127,7 @@ def test_the_label_of_one_example_is_read_off_its_gradient(name, strategy):
 
 
 @pytest.mark.parametrize("distinct", [True, False])
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_the_labels_of_a_batch_are_recovered_with_repeats(size, distinct):
     data = load_dataset("digits")
     model = build_model("cpl", data.shape, data.classes)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +48,22 @@ def _value(distance, layout, model, observation, labels, position):
     return evaluate.total(position)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["true labels", "inferred"])
-@pytest.mark.parametrize("model_name", IMAGE_MODELS)
-@pytest.mark.parametrize("name", MATCHING)
+def _each_on_its_own(name, model_name, told):
+    """By default every network under one attack, and every attack on one network."""
+    return model_name == MODEL or (name == "cpl" and told)
+
+
+@pytest.mark.parametrize(
+    ("name", "model_name", "told"),
+    [
+        pytest.param(
+            *case,
+            id="-".join((*case[:2], "true labels" if case[2] else "inferred")),
+            marks=[pytest.mark.slow] * (not _each_on_its_own(*case)),
+        )
+        for case in itertools.product(MATCHING, IMAGE_MODELS, (True, False))
+    ],
+)
 def test_the_objective_is_zero_at_the_truth(name, model_name, told):
     digits = load_dataset("digits")
     model = build_model(model_name, digits.shape, digits.classes)
@@ -83,7 +97,14 @@ def test_the_objective_has_the_precision_of_its_position(name, wide):
     assert value.dtype == slope.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("name", MATCHING)
+# Other weights of the same distances and priors: one of each kind is enough by default.
+ALIKE = {"cpl", "idlg", "gradinversion", "tableak"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in MATCHING],
+)
 def test_the_gradient_of_the_objective_is_its_gradient(name):
     digits = load_dataset("digits")
     model = build_model(MODEL, digits.shape, digits.classes)
@@ -128,7 +149,14 @@ def test_the_gradient_of_the_objective_is_its_gradient(name):
     )
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+# These are run whole, and scored, by test_scenario: what they hand in is read there.
+SCORED = {"aware", "gauss-newton", "imprint", "spear"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in SCORED)) for n in PRESETS],
+)
 def test_every_attack_hands_in_what_the_contract_names(name):
     if name == "analytic":
         data = load_dataset("cancer")

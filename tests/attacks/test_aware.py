@@ -65,7 +65,7 @@ CASES = [
     *(
         pytest.param(
             *(name, Leakage.EXAMPLE, RelativeL2(weight=1.0)),
-            marks=[pytest.mark.slow] * (name not in ("clip", "top-k")),
+            marks=[pytest.mark.slow] * (name != "clip"),
         )
         for name in DETERMINISTIC
     ),
@@ -120,7 +120,7 @@ def test_where_there_is_nothing_to_know_aware_is_curious():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name != "gauss-newton"))
+        pytest.param(name, marks=pytest.mark.slow)
         for name in presets.PRESETS
         if name
         in (

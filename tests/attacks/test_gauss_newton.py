@@ -115,9 +115,11 @@ def test_a_step_that_does_not_help_is_not_taken():
     function = Objective(lambda x: jnp.sum(residuals(x) ** 2), residuals)
     optimizer = GaussNewton()
     at = jnp.full(3, 2.0)
-    made = optimizer.iterate(
-        function, None, at, optimizer.init(at), Best.start(at), Clock(0, 9)
-    )
+    made = jax.jit(
+        lambda at: optimizer.iterate(
+            function, None, at, optimizer.init(at), Best.start(at), Clock(0, 9)
+        )
+    )(at)
     assert bool(made.diverged) and (made.position == at).all()
 
 

@@ -110,7 +110,7 @@ def test_in_a_batch_a_small_misfit_is_not_enough():
     sure["output"]["bias"] = sure["output"]["bias"].at[labels[1]].add(20.0)
     read = LocalTraining(batch_size=2)
     for received, hides in ((params, False), (sure, True)):
-        sent = jax.grad(model.loss)(received, {}, inputs, one_hot(labels, 10))
+        sent = jax.jit(jax.grad(model.loss))(received, {}, inputs, one_hot(labels, 10))
         seen = Observation(received, sent, training=read)
         wrong = jnp.stack([inputs[0], 1.0 - inputs[1]])
         made = portfolio(QUICK)
@@ -248,6 +248,7 @@ def test_the_levels_of_solved_and_not_solved_hold_for_every_iterate():
 
 def test_under_noise_that_is_told_nobody_says_that_a_search_is_lost():
     asked = SMALL | {"victims": 1, "draws": 1, "iterations": 1, "line_ups": 0}
+    asked |= {"model": "mlp"}
     result = ga.attack(**asked, defense="fed-cdp:sigma=0.01", threat="aware")
     assert result.to_dict()["metrics"]["unsolved"] is None
 

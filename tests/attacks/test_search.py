@@ -206,10 +206,10 @@ def test_trials_of_one_victim_may_influence_each_other():
     key, shared, own = KEY, jnp.zeros(SIZE), jnp.ones(SIZE)
     kept, scratch = problem.start(key, shared, own)
     assert (kept.position[0] != kept.position[1]).all()
-    kept, _ = problem.step(shared, own, kept, scratch)
+    kept, _ = jax.jit(problem.step)(shared, own, kept, scratch)
     np.testing.assert_array_equal(kept.position[0], kept.position[1])
     alone = Together(Bowl(budget=3), 2, Alone())
-    kept, _ = alone.step(shared, own, *alone.start(key, shared, own))
+    kept, _ = jax.jit(alone.step)(shared, own, *alone.start(key, shared, own))
     assert (kept.position[0] != kept.position[1]).all()
     # ... and through the loop, with the couplings of one victim kept apart.
     coupled, free = (solve(Together(Bowl(), 3, how), 4) for how in (Follow(), Alone()))
@@ -228,12 +228,13 @@ def test_a_trial_of_several_that_has_ended_is_frozen():
     kept, scratch = problem.start(KEY, jnp.zeros(SIZE), jnp.zeros(SIZE))
     begun = np.asarray(kept.iteration)
     assert len(set(begun.tolist())) == 2
+    step = jax.jit(problem.step)
     for _ in range(3):
-        kept, scratch = problem.step(jnp.zeros(SIZE), jnp.zeros(SIZE), kept, scratch)
+        kept, scratch = step(jnp.zeros(SIZE), jnp.zeros(SIZE), kept, scratch)
     ended = np.asarray(kept.position)[begun == 5]
     assert problem.read(kept).status == Status.RUNNING  # while any of them runs
     for _ in range(5):
-        kept, scratch = problem.step(jnp.zeros(SIZE), jnp.zeros(SIZE), kept, scratch)
+        kept, scratch = step(jnp.zeros(SIZE), jnp.zeros(SIZE), kept, scratch)
     np.testing.assert_array_equal(np.asarray(kept.position)[begun == 5], ended)
     assert problem.read(kept).status == Status.BUDGET
 
