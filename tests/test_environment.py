@@ -205,6 +205,7 @@ def test_attacks_run_in_double_precision(methods):
         JAX_ENABLE_X64="1",
         JAX_NUM_CPU_DEVICES="1",
         JAX_DISABLE_MOST_OPTIMIZATIONS="1",
+        XLA_FLAGS=os.environ["XLA_FLAGS"],
     )
     assert said["x64"] is True
     assert sorted(said["errors"].get("cpl:iterations=30", [0.0] * 4))[1] < 0.1

@@ -175,7 +175,9 @@ def test_a_failing_cell_is_told_and_the_others_go_on(tmp_path):
 
 
 def test_ctrl_c_leaves_a_valid_report_and_the_rest_is_run_later(tmp_path, monkeypatch):
-    asked = SMALL | PLAIN | {"defenses": ["none", PRUNE, "fed-cdp"]}
+    asked = (
+        SMALL | PLAIN | {"defenses": ["none", PRUNE, "prune:ratio=0.2,at=per_example"]}
+    )
     ran = []
 
     def once(arguments, folder, tell, attack=audit_cells._COMMANDS["attack"]):

@@ -177,6 +177,7 @@ def test_json_is_clean_in_a_real_process(root):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_errors_in_a_real_process_have_no_traceback(root):
     done = subprocess.run(
         [sys.executable, "-m", "gradaudit.cli", "list", "defence"],
@@ -307,7 +308,9 @@ def unfolded(case):
     return run(*WIDE[case], columns=1000)
 
 
-@pytest.mark.parametrize("columns", [40, pytest.param(60, marks=pytest.mark.slow), 80])
+@pytest.mark.parametrize(
+    "columns", [40, *(pytest.param(c, marks=pytest.mark.slow) for c in (60, 80))]
+)
 @pytest.mark.parametrize("case", WIDE)
 def test_no_table_cuts_a_name_or_a_number(case, columns):
     """Every word of a terminal of 1,000 columns is there in a narrow one, whole."""

@@ -95,7 +95,9 @@ def test_a_run_again_refuses_the_folder_of_another(tmp_path):
     assert done.exit_code == 2 and "--overwrite" in done.stderr, done.output
 
 
-@pytest.mark.parametrize("name", ["attack", "ldp"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("attack", marks=pytest.mark.slow), "ldp"]
+)
 def test_markup_in_a_path_is_a_path(name, tmp_path):
     folder = tmp_path / "a[/]b[red]c[/nothing]"
     done = invoke(*COMMANDS[name], "--out", folder)

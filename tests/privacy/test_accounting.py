@@ -128,7 +128,7 @@ def test_sampling_never_adds_to_a_divergence(q):
         assert np.all(sampled <= full * (1 + 1e-9))
 
 
-@pytest.mark.parametrize("weakest", [0.8, 3.0])
+@pytest.mark.parametrize("weakest", [0.8, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_many_noise_scales_are_an_upper_bound_by_chords_and_tight(weakest):
     noise = np.linspace(weakest, 12, 105)
     each = [renyi.dense_curves(gaussian(sigma, 0.02))[0] for sigma in noise]
@@ -151,7 +151,12 @@ def test_many_noise_scales_are_an_upper_bound_by_rounding_and_tight():
 
 @pytest.mark.parametrize(
     ("sigma", "q", "steps"),
-    [(6, 0.01, 10_000), (1, 1, 1), (2, 0.1, 50), (0.6, 0.01, 9)],
+    [
+        (6, 0.01, 10_000),
+        (1, 1, 1),
+        pytest.param(2, 0.1, 50, marks=pytest.mark.slow),
+        (0.6, 0.01, 9),
+    ],
 )
 def test_loss_distribution_agrees_with_the_library_on_a_fine_grid(sigma, q, steps):
     library = pld.PLDAccountant(
