@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, final
 
@@ -167,13 +168,15 @@ class ClosedForm(Attack, abc.ABC):
 class Member:
     """An attack of a portfolio; `continues`: from the best answer of those before.
 
-    It is asked about victims only of whom `above` that share is left unexplained.
+    It is asked about victims only of whom a share of what leaked is left unexplained
+    that is larger than `above` and no larger than `below`.
     """
 
     name: str
     attack: Attack
     continues: bool = False
     above: float = 0.0
+    below: float = math.inf
 
 
 def run(
@@ -274,7 +277,7 @@ def _in_turn(
         fits = not unfit[index]
         return Turn(
             *(member.attack, member.attack.trials, attacked),
-            *(member.continues, fits, member.above),
+            *(member.continues, fits, member.above, member.below),
         )
 
     def judge(ids: NDArray[np.int64], found: Reconstruction) -> list[Verdict]:

@@ -14,6 +14,7 @@ from gradaudit.attacks.distances import (
     Distance,
     RelativeL2,
     SquaredL2,
+    TensorCosine,
 )
 from gradaudit.attacks.gauss_newton import GaussNewton
 from gradaudit.attacks.grouped import gradinversion, tableak
@@ -82,6 +83,8 @@ _STOPS: dict[str, Stop] = {
 # Cosine and total variation rescue searches that are lost. Their own answers leave more
 # unexplained than this: they have nothing to add to one that leaves less.
 _LOST = 1e-4
+# Who explains less than half of what leaked is lost in noise, not on rough ground.
+_NOISY = 0.5
 _WHOLE_RUN = 2**31 - 1  # a patience that no budget reaches
 
 
@@ -220,7 +223,7 @@ def aware(
 
 
 def strongest(iterations: int = 1500, labels: str = "last-layer") -> Portfolio:
-    """The strongest: closed form, CPL, Gauss-Newton, cosine + TV, in turn.
+    """The strongest: closed form, CPL, Gauss-Newton, cosines + TV, in turn.
 
     Under an aware threat all of them explain what leaked through the defense, and the
     prior of Gauss-Newton follows the noise.
@@ -232,6 +235,7 @@ def strongest(iterations: int = 1500, labels: str = "last-layer") -> Portfolio:
         Member("gauss-newton", gauss_newton(labels=labels)),
         Member("cosine, TV 0.001", _smooth(1e-3, named), above=_LOST),
         Member("cosine, TV 0.01", _smooth(1e-2, named), above=_LOST),
+        Member("tensors' cosines", _rough(named), above=_LOST, below=_NOISY),
         Member("gauss-newton at last", gauss_newton(labels=labels), continues=True),
     )
     return Portfolio(members).budgeted(iterations, None)
@@ -269,6 +273,23 @@ def _smooth(weight: float, labels: LabelStrategy) -> Matching:
         box=True,
         # Its rate is constant: what has not improved in 200 iterations rarely does.
         stop=Stop(iterations=1500, patience=200),
+    )
+
+
+def _rough(labels: LabelStrategy) -> Matching:
+    """Returns what finds inputs behind pooling and rectifiers, where others get stuck.
+
+    Every tensor counts alike: the last ones, whose gradients are the largest, say which
+    units were on and little of the pixels. Several starts, because every answer is one
+    of many dents; docs/threats.md has on which data it was set.
+    """
+    return dataclasses.replace(
+        _smooth(1e-2, labels),
+        init=Uniform(),
+        distance=TensorCosine(),
+        optimizer=Adam(0.1, decays=True),
+        stop=Stop(iterations=1500, patience=_WHOLE_RUN),
+        restarts=6,
     )
 
 

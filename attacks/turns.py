@@ -5,6 +5,7 @@ criterion sees what leaked and the answer, never the truth.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,8 +26,9 @@ class Turn:
 
     `begun` are the best answers so far, by victim's number, if it `continues`. One that
     does not fit what leaked is passed over; so are victims of whom no more than `above`
-    is left unexplained, and, if it `continues`, those whose best answer is the `kind`
-    of attack's own, unless its budget ended it: it would stop where it is.
+    or more than `below` is left unexplained, and, if it `continues`, those whose best
+    answer is the `kind` of attack's own, unless its budget ended it: it would stop
+    where it is.
     """
 
     kind: Any  # equal for turns of the same attack
@@ -35,6 +37,7 @@ class Turn:
     continues: bool = False
     fits: bool = True
     above: float = 0.0
+    below: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +138,8 @@ class _Standing:
         if not turn.fits:
             return np.zeros(len(self._wave), bool)
         asks: NDArray[np.bool_] = self._misfit > turn.above
+        # Before the first answer nothing is known of a victim: infinity is no misfit.
+        asks = asks & ((self._misfit <= turn.below) | np.isinf(self._misfit))
         if not turn.continues:
             return asks
         for index, answers in self._answers.items():

@@ -41,7 +41,7 @@ _ASKED = 0.6  # of a face's gradient pruned: everybody of the portfolio is asked
 _LOOKS = (1, 4, 16)
 _BATCHES = (("cifar10", 2), (_MNIST, 8), (_FACES, 8))
 # Everybody takes part, so that few local steps are enough for a good network.
-_TRAINING = {
+TRAINING = {
     "clients": 100, "clients_per_round": 100, "examples": 600, "batch_size": 5,
     "local_steps": 20, "learning_rate": 0.3, "rounds": 30,
 }  # fmt: skip
@@ -170,7 +170,7 @@ def _trained(own: _Sizes, seed: int) -> Cell:
         {
             "dataset": _MNIST,
             "model": "cnn",
-            "setting": _TRAINING,
+            "setting": TRAINING,
             "attacks": {n: {"method": "strongest"} | a for n, a in attacks.items()},
             "seed": seed,
         },
@@ -190,7 +190,9 @@ def measure_trained(
     """Trains without a defense; attacks what the network is at the last round.
 
     Type 2 reads clients of that round as they took part. A client's whole round has too
-    many examples for any attack, so that the other types read an update of one step.
+    many examples for any attack, so that the other types read an update of one step; so
+    does whoever faces a `defense`: what was trained is attacked as if it went on under
+    that.
     Returns the validation accuracy, and by name what each attack measured.
     """
     last = setting["rounds"]
@@ -209,7 +211,8 @@ def measure_trained(
         found: Plain = {}
         for name, given in attacks.items():
             context.tell(f"attacking, {name}", len(found), len(attacks))
-            read = {"run": folder, "round": last} if given["type"] == 2 else {}
+            took_part = given["type"] == 2 and "defense" not in given
+            read = {"run": folder, "round": last} if took_part else {}
             other = {"params": file, "dataset": dataset, "model": model}
             result = attack(**given, **(read or other), seed=seed)
             if result.interrupted:

@@ -100,6 +100,19 @@ def test_a_member_may_be_for_the_lost_only():
     assert (found.members.status != Status.MISSING).all()
 
 
+@pytest.mark.parametrize(("below", "asks"), [(1e-12, False), (1e9, True)])
+def test_a_member_may_leave_those_alone_who_are_lost_in_noise(below, asks):
+    model, victims, _ = digit_victims()
+    made = dataclasses.replace(
+        portfolio(BRIEF, GREY, solved=0.0),
+        members=(Member("0", BRIEF), Member("1", GREY, below=below)),
+    )
+    found = run(made, KEY, model, victims, SLOTS)
+    assert ((found.members.status[:, 1] != Status.MISSING) == asks).all()
+    first = dataclasses.replace(made, members=(Member("0", BRIEF, below=below),))
+    assert (run(first, KEY, model, victims, SLOTS).status != Status.MISSING).all()
+
+
 def test_in_a_batch_a_small_misfit_is_not_enough():
     """An example whose gradient is small hides behind the others."""
     data = ga.load_dataset("digits")
