@@ -120,7 +120,11 @@ DEFENSES = (
     "dp-dyn",
 )
 CURIOUS, AWARE = "curious", "aware"
-_FEW_AWARE = {1: ("none", "fed-sdp-client", "fed-cdp"), 0: ("fed-sdp",)}
+_FEW_AWARE = {
+    2: ("none", "fed-cdp", "fed-cdp-decay", "fed-alpha-cdp-sigma", "quantile-clip"),
+    1: ("none", "fed-sdp-client", "fed-cdp"),
+    0: ("fed-sdp",),
+}
 _METHOD_OF = {CURIOUS: f"cpl:{STALL}", AWARE: "strongest"}
 
 
@@ -135,7 +139,7 @@ def _faced(dataset: str, threat: str, kind: int, scale: Scale) -> tuple[str, ...
     """Returns the defenses that a threat is tried on; an aware one is dear."""
     if scale is Scale.PAPER or threat == CURIOUS:
         return DEFENSES
-    return _FEW_AWARE.get(kind, DEFENSES) if dataset == "lfw-patches" else ()
+    return _FEW_AWARE[kind] if dataset == "lfw-patches" else ()
 
 
 @functools.cache
@@ -319,7 +323,7 @@ def resilience_differences(scale: Scale) -> list[str]:
         "resilient: the upper end of the ASR's interval is below one half",
         "an attack that stalls ends early, so iterations of failures are not compared",
         "the papers' adversary is curious; the aware one is ours"
-        + (", on faces, and few defenses of batches" if scale is Scale.SMALL else ""),
+        + (", on faces under some of the defenses" if scale is Scale.SMALL else ""),
         "trained: a CNN that a federation trained without a defense, attacked as if it "
         "went on under one; one step on one example (types 0 and 1)",
     ]
