@@ -277,7 +277,8 @@ def _in_turn(
         fits = not unfit[index]
         return Turn(
             *(member.attack, member.attack.trials, attacked),
-            *(member.continues, fits, member.above, member.below),
+            *(member.continues, fits),
+            *(member.above, member.below),
         )
 
     def judge(ids: NDArray[np.int64], found: Reconstruction) -> list[Verdict]:
