@@ -17,6 +17,7 @@ from gradaudit.attacks.problem import Problem
 from gradaudit.attacks.search import Ended, Watcher, search_all
 from gradaudit.attacks.turns import Turn, Verdict, take_turns
 from gradaudit.errors import InputError, require
+from gradaudit.models.gradients import has_kinks
 from gradaudit.models.model import Model
 from gradaudit.types import (
     HostOrDevice,
@@ -169,7 +170,8 @@ class Member:
     """An attack of a portfolio; `continues`: from the best answer of those before.
 
     It is asked about victims only of whom a share of what leaked is left unexplained
-    that is larger than `above` and no larger than `below`.
+    that is larger than `above` and no larger than `below`; if `for_kinks`, only behind
+    networks that have some.
     """
 
     name: str
@@ -177,6 +179,7 @@ class Member:
     continues: bool = False
     above: float = 0.0
     below: float = math.inf
+    for_kinks: bool = False
 
 
 def run(
@@ -254,6 +257,11 @@ def _in_turn(
     first = victims.observe(np.zeros(1, np.int64))
 
     unfit = [member.attack.unfit(model, first) for member in portfolio.members]
+    if any(member.for_kinks for member in portfolio.members):
+        one = first.first()
+        smooth = "" if has_kinks(model, one.params, one.buffers) else "it has no kinks"
+        pairs = zip(unfit, portfolio.members, strict=True)
+        unfit = [why or (smooth if member.for_kinks else "") for why, member in pairs]
     require(not all(unfit), "; ".join(unfit))
     opener = unfit.index("")
 

@@ -2,12 +2,10 @@
 
 from gradaudit.attacks.distances import Cosine
 from gradaudit.attacks.ensembles import Consistency, MedianVote
-from gradaudit.attacks.matching import Matching, Stop
+from gradaudit.attacks.matching import WHOLE_RUN, Matching, Stop
 from gradaudit.attacks.optimizers import Adam
 from gradaudit.attacks.priors import RunningStatistics, SmallPixels, TotalVariation
 from gradaudit.attacks.starts import Mixed, Normal, Uniform
-
-_WHOLE_RUN = 2**31 - 1  # a patience that no budget reaches
 
 
 def tableak(
@@ -22,7 +20,7 @@ def tableak(
         distance=Cosine(),
         optimizer=Adam(learning_rate),
         relaxation=Mixed(),
-        stop=Stop(iterations=iterations, patience=_WHOLE_RUN),
+        stop=Stop(iterations=iterations, patience=WHOLE_RUN),
         restarts=restarts,
         pooling=MedianVote(),
     )
@@ -49,7 +47,7 @@ def gradinversion(
         ),
         optimizer=Adam(0.1, decays=True),
         box=True,
-        stop=Stop(iterations=iterations, patience=_WHOLE_RUN),
+        stop=Stop(iterations=iterations, patience=WHOLE_RUN),
         restarts=restarts,
         coupling=Consistency(consistency),
     )

@@ -43,6 +43,8 @@ from gradaudit.types import (
     Status,
 )
 
+WHOLE_RUN = 2**31 - 1  # a patience that no budget reaches
+
 
 @dataclasses.dataclass(frozen=True)
 class Stop:

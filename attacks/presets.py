@@ -14,7 +14,6 @@ from gradaudit.attacks.distances import (
     Distance,
     RelativeL2,
     SquaredL2,
-    TensorCosine,
 )
 from gradaudit.attacks.gauss_newton import GaussNewton
 from gradaudit.attacks.grouped import gradinversion, tableak
@@ -28,10 +27,11 @@ from gradaudit.attacks.labels import (
     LastLayer,
 )
 from gradaudit.attacks.lbfgs import LBFGS
-from gradaudit.attacks.matching import Matching, Stop
+from gradaudit.attacks.matching import WHOLE_RUN, Matching, Stop
 from gradaudit.attacks.optimizers import Adam
 from gradaudit.attacks.portfolio import Plausible, Portfolio
 from gradaudit.attacks.priors import Smooth, TotalVariation
+from gradaudit.attacks.rescues import rescues
 from gradaudit.attacks.spear import spear
 from gradaudit.attacks.starts import (
     Colour,
@@ -80,12 +80,6 @@ _STOPS: dict[str, Stop] = {
     "found": dataclasses.replace(_EXACT, found=1e-7),
     "paper": _EXACT,
 }
-# Cosine and total variation rescue searches that are lost. Their own answers leave more
-# unexplained than this: they have nothing to add to one that leaves less.
-_LOST = 1e-4
-# Who explains less than half of what leaked is lost in noise, not on rough ground.
-_NOISY = 0.5
-_WHOLE_RUN = 2**31 - 1  # a patience that no budget reaches
 
 
 def _choose(kind: str, name: str, table: dict[str, Any]) -> Any:
@@ -184,7 +178,7 @@ def gradinv(
         optimizer=Adam(learning_rate, signed=True, decays=True),
         box=True,
         # The rate falls late in the run: it never counts as stalled before its end.
-        stop=Stop(iterations=iterations, patience=_WHOLE_RUN),
+        stop=Stop(iterations=iterations, patience=WHOLE_RUN),
         restarts=restarts,
     )
 
@@ -217,7 +211,7 @@ def aware(
         priors=(TotalVariation(variation),),
         optimizer=Adam(learning_rate),
         box=True,
-        stop=Stop(iterations=iterations, patience=_WHOLE_RUN),
+        stop=Stop(iterations=iterations, patience=WHOLE_RUN),
         restarts=restarts,
     )
 
@@ -233,9 +227,7 @@ def strongest(iterations: int = 1500, labels: str = "last-layer") -> Portfolio:
         Member("closed form", Analytic(named)),
         Member("cpl", cpl(labels=labels)),
         Member("gauss-newton", gauss_newton(labels=labels)),
-        Member("cosine, TV 0.001", _smooth(1e-3, named), above=_LOST),
-        Member("cosine, TV 0.01", _smooth(1e-2, named), above=_LOST),
-        Member("tensors' cosines", _rough(named), above=_LOST, below=_NOISY),
+        *rescues(named),
         Member("gauss-newton at last", gauss_newton(labels=labels), continues=True),
     )
     return Portfolio(members).budgeted(iterations, None)
@@ -259,37 +251,6 @@ def gauss_newton(
         box=True,
         stop=Stop(iterations=iterations, objective=1e-11, patience=8),
         restarts=restarts,
-    )
-
-
-def _smooth(weight: float, labels: LabelStrategy) -> Matching:
-    """Returns cosine, total variation and Adam: what finds trained networks' inputs."""
-    return Matching(
-        init=Patterned(2),
-        labels=labels,
-        distance=Cosine(),
-        priors=(TotalVariation(weight),),
-        optimizer=Adam(0.1),
-        box=True,
-        # Its rate is constant: what has not improved in 200 iterations rarely does.
-        stop=Stop(iterations=1500, patience=200),
-    )
-
-
-def _rough(labels: LabelStrategy) -> Matching:
-    """Returns what finds inputs behind pooling and rectifiers, where others get stuck.
-
-    Every tensor counts alike: the last ones, whose gradients are the largest, say which
-    units were on and little of the pixels. Several starts, because every answer is one
-    of many dents; docs/threats.md has on which data it was set.
-    """
-    return dataclasses.replace(
-        _smooth(1e-2, labels),
-        init=Uniform(),
-        distance=TensorCosine(),
-        optimizer=Adam(0.1, decays=True),
-        stop=Stop(iterations=1500, patience=_WHOLE_RUN),
-        restarts=6,
     )
 
 

@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradaudit import tree
 from gradaudit.models.model import INPUTS, Model
@@ -144,3 +146,29 @@ def unrolled_update(
 
     final, _ = jax.lax.scan(step, params, (inputs, targets))
     return tree.subtract(final, params)
+
+
+_KINKS = frozenset({"max", "min", "abs", "select_n", "clamp", "reduce_window_max"})
+
+
+def has_kinks(model: Model, params: PyTree, buffers: PyTree) -> bool:
+    """Returns whether the logits have kinks: rectifiers, pooling by the largest.
+
+    Gradients jump there, and so does everything that compares gradients. Softmax inside
+    of a network takes a maximum too, without a kink: it counts as one here.
+    """
+    one = np.zeros((1, *model.input_shape), np.float32)
+    traced = jax.make_jaxpr(model.apply)(params, buffers, one)
+    return not _KINKS.isdisjoint(_operations(traced.jaxpr))
+
+
+def _operations(program: Any) -> Iterator[str]:
+    """Yields the names of a traced program's operations, and of its parts'."""
+    for equation in program.eqns:
+        yield equation.primitive.name
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda part: hasattr(part, "eqns")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _operations(inner)

@@ -113,6 +113,17 @@ def test_a_member_may_leave_those_alone_who_are_lost_in_noise(below, asks):
     assert (run(first, KEY, model, victims, SLOTS).status != Status.MISSING).all()
 
 
+def test_a_member_for_kinks_is_asked_behind_rectifiers_only():
+    made = dataclasses.replace(
+        portfolio(BRIEF, GREY, solved=0.0),
+        members=(Member("0", BRIEF), Member("1", GREY, for_kinks=True)),
+    )
+    for name, asks in (("dpfl-2conv", False), ("mlp", True)):
+        model, victims, _ = digit_victims(model_name=name)
+        found = run(made, KEY, model, victims, SLOTS)
+        assert ((found.members.status[:, 1] != Status.MISSING) == asks).all()
+
+
 def test_in_a_batch_a_small_misfit_is_not_enough():
     """An example whose gradient is small hides behind the others."""
     data = ga.load_dataset("digits")

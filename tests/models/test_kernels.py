@@ -18,7 +18,12 @@ from gradaudit.attacks.presets import cpl
 from gradaudit.data import CATALOGUE, Origin, load_dataset
 from gradaudit.errors import InputError
 from gradaudit.models.convolution import Path
-from gradaudit.models.gradients import batch_gradient, one_hot, per_example_gradients
+from gradaudit.models.gradients import (
+    batch_gradient,
+    has_kinks,
+    one_hot,
+    per_example_gradients,
+)
 from gradaudit.models.model import Model, check_batch, cross_entropy
 from gradaudit.models.networks import MODELS, Architecture, build_model
 from gradaudit.types import Observation
@@ -253,3 +258,22 @@ def test_pixels_that_are_not_finite_are_refused(poison):
     inputs[1, 2, 3, 0] = poison
     with pytest.raises(InputError, match="NaN or infinity"):
         check_batch(model, inputs, np.array([0, 3]))
+
+
+@pytest.mark.parametrize("name", ["cpl", "dpfl-3conv"])
+def test_sigmoid_networks_have_no_kinks(name):
+    assert not _kinked(name)
+
+
+@pytest.mark.parametrize("name", ["cnn", "ldp-cnn", "mlp", "resnet-gn", "resnet-bn"])
+def test_rectifiers_and_pooling_are_kinks(name):
+    assert _kinked(name)
+
+
+def _kinked(name):
+    model = build_model(name, (16, 16, 1), 4)
+    shapes = jax.eval_shape(
+        model.network.init, jax.random.key(0), jnp.zeros((1, 16, 16, 1))
+    )
+    buffers = {name: part for name, part in shapes.items() if name != "params"}
+    return has_kinks(model, shapes["params"], buffers)
