@@ -18,6 +18,9 @@ from gradaudit.privacy.events import Events, FloatArray
 from gradaudit.privacy.renyi import amplified
 
 _MOST_POINTS = 500_000  # of one step's loss distribution
+# Of all steps together: with next to no noise the losses spread over gigabytes, to say
+# an epsilon of a million more exactly.
+_MOST_TOGETHER = 1_000_000
 
 
 _ONE_STAGE = 10_000
@@ -123,14 +126,19 @@ class LossDistribution:
         return dataclasses.replace(events, noise=noise)
 
     def _grid(self, events: Events) -> float:
-        """Returns the width of the grid of losses; infinite if none is fine enough."""
+        """Returns the width of the grid of losses; infinite if none is fine enough.
+
+        Or if noise is so small that what is spent has hundreds of thousands of nats.
+        """
         runs = events.merged()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             precision = 1 / np.square(runs.noise)
+            rare = np.square(runs.rate) * np.expm1(precision)
             variance = np.minimum(
-                np.square(runs.rate) * np.expm1(precision),
+                rare,
                 runs.rate * ((1 - runs.rate) * np.square(precision / 2) + precision),
             )
+            mean = np.minimum(rare, runs.rate * precision) / 2
             tail = np.where(
                 runs.pure, runs.noise, precision / 2 + 10 * np.sqrt(precision)
             )
@@ -140,13 +148,16 @@ class LossDistribution:
             epsilon = amplified(runs.noise[runs.pure], runs.rate[runs.pure]).max()
             width = epsilon / _PURE_CELLS * (1 + 1e-9)
         else:
-            mean = np.average(variance, weights=runs.count)
-            width = min(self.resolution * math.sqrt(mean), 1.0)
-        limit = _MOST_POINTS * width
-        return float(width) if largest < limit and width <= 1.0 else math.inf
+            typical = math.sqrt(np.average(variance, weights=runs.count))
+            width = min(self.resolution * typical, 1.0)
+        fine = largest < _MOST_POINTS * width and width <= 1.0
+        spread = np.sum(runs.count * mean)
+        spread += 10 * math.sqrt(np.sum(runs.count * variance))
+        few = runs.pure.any() or spread < _MOST_TOGETHER * width
+        return float(width) if fine and few else math.inf
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=512)
 def _step_loss(noise: float, rate: float, pure: bool, fixed: bool, grid: float) -> Any:
     from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
@@ -164,7 +175,7 @@ def _step_loss(noise: float, rate: float, pure: bool, fixed: bool, grid: float) 
     )
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=512)
 def _step_with_the_unit(
     noise: float, rate: float, pure: bool, fixed: bool, grid: float
 ) -> Any:

@@ -358,3 +358,16 @@ def test_a_log_without_the_columns_is_refused(tmp_path):
         read_log(path)
     with pytest.raises(InputError, match="can't read the training log"):
         read_log(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("noise", [0.004, 0.0015])
+def test_next_to_no_noise_is_told_without_gigabytes(noise):
+    """The losses of many steps would spread over a grid of millions of points."""
+    tracemalloc.start()
+    try:
+        events = gaussian(noise, 0.01, 10_000)
+        assert LossDistribution().epsilon(events, 1e-5) == math.inf
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+    assert 1e5 < LossDistribution().epsilon(gaussian(0.02, 0.01, 10_000), 1e-5) < 1e6
