@@ -82,7 +82,11 @@ def run(*words):
     return CliRunner().invoke(app, [*base, *map(str, words)])
 
 
-@pytest.mark.parametrize("gate", [[], ["--max-asr", "0.99"]], ids=["plain", "gate"])
+@pytest.mark.parametrize(
+    "gate",
+    [pytest.param([], marks=pytest.mark.slow), ["--max-asr", "0.99"]],
+    ids=["plain", "gate"],
+)
 def test_noise_that_is_not_there_ends_with_1_and_says_what_to_look_at(tmp_path, gate):
     file = tmp_path / "mine.py"
     file.write_text(LIES)

@@ -75,10 +75,11 @@ def test_a_start_that_happens_to_be_near_is_no_success_of_a_diverged_search(
     assert result.asr.value == 1 / 2
 
 
+@pytest.mark.slow
 def test_a_run_in_which_all_diverge_is_done_and_failed(tmp_path):
     arguments = ["--dataset", "digits", "--model", "mlp", "--victims", "8"]
     arguments += ["--type", "1", "--defense", "gaussian-noise:std=1e20"]
-    arguments += ["--line-ups", "0"]
+    arguments += ["--line-ups", "0", "--draws", "1"]
     ran = CliRunner().invoke(
         app, ["attack", *arguments, "--json", "--out", str(tmp_path)]
     )

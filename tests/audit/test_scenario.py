@@ -67,6 +67,7 @@ class Recorder(Attack):
         )
 
 
+@pytest.mark.slow
 def test_the_servers_noise_is_each_clients_own():
     """Through `ga.attack`: any two of 100 victims, more than are observed together."""
 
@@ -250,7 +251,7 @@ class Eavesdropper(Matching):
 )
 def test_the_guard_catches_who_does(thief, guarded):
     gc.collect()  # scenarios of other tests
-    wanted = options("cpl") | {"method": thief, "iterations": None}
+    wanted = options("cpl") | {"method": thief, "iterations": None, "line_ups": 0}
     with pytest.raises(AssertionError, match="touched the truth"):
         ga.attack(victims=2, draws=1, **wanted)
 

@@ -311,7 +311,10 @@ def unfolded(case):
 @pytest.mark.parametrize(
     "columns", [40, *(pytest.param(c, marks=pytest.mark.slow) for c in (60, 80))]
 )
-@pytest.mark.parametrize("case", WIDE)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] * (c == "sigmas")) for c in WIDE],
+)
 def test_no_table_cuts_a_name_or_a_number(case, columns):
     """Every word of a terminal of 1,000 columns is there in a narrow one, whole."""
     wide, narrow = unfolded(case), run(*WIDE[case], columns=columns)

@@ -99,7 +99,14 @@ def measured_white(scenes, name):
     return np.array(table)
 
 
-@pytest.mark.parametrize("name", ["gradient-flip", "collusion", "dummy-gradient"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gradient-flip",
+        pytest.param("collusion", marks=pytest.mark.slow),
+        "dummy-gradient",
+    ],
+)
 def test_opposite_gradients_beyond_the_clip_reach_epsilon(scenes, name):
     """Published: collusion and dummy reach ε at all four, flip 3.99 at ε = 4."""
     means = measured_white(scenes, name).mean(axis=0)
@@ -158,6 +165,7 @@ def black(scene, name, server, trials=2_560, clients=1, data=None):
     return play_black(jax.random.key(6), game, crafted, others, EPSILONS, trials)
 
 
+@pytest.mark.slow
 @MANY_TRIALS
 def test_black_box_equals_white_box_for_tiny_steps(scene):
     """To first order the loss of x1 falls exactly when the answer is on g1's side."""

@@ -92,13 +92,8 @@ def test_samplers_follow_the_closed_form(size, norms, epsilon):
 
 
 # By default the honest pair and two that are opposite; all of them are in games, too.
-FEW = {"benign", "gradient-flip", "dummy-gradient"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in FEW)) for n in ADVERSARIES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ADVERSARIES)
 def test_fast_sampler_equals_the_full_one_for_every_crafter(name, scene):
     crafted = ADVERSARIES[name].crafter.craft(scene)
     assert crafted.gradients.shape == (2, 10_650)

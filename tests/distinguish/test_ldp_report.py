@@ -178,7 +178,7 @@ def repeated(report, run):
 def test_an_audit_runs_again_from_its_result():
     report = ga.ldp_audit(
         **QUICK,
-        adversaries=("benign", "dummy-gradient"),
+        adversaries=("dummy-gradient",),
         model="mlp",
         server=ldp_sgd.Server(0.1, radius=3.0),
         norms=(0.5,),

@@ -74,7 +74,7 @@ DEFENSES = {
 
 
 # What looks at all clients at once contains the plainer ones.
-PLAINER = {"none", "per-example", "client", "server"}
+PLAINER = {"none", "per-example", "client", "server", "data-dependent"}
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ NOISY = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * ("max" in n)) for n in NOISY],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n != "per-example")) for n in NOISY],
 )
 def test_type_1_is_the_mean_of_what_type_2_reads(name):
     parts = setup(NOISY[name], batch_size=2)
@@ -322,7 +322,10 @@ TOGETHER = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n == "l2-max")) for n in TOGETHER],
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n != "with a state"))
+        for n in TOGETHER
+    ],
 )
 def test_what_looks_at_the_round_sees_it_whole_in_every_group(name):
     parts = crowd(TOGETHER[name])

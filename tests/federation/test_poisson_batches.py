@@ -82,7 +82,7 @@ def drawn(recipe, population, state):
     return own, population.poisson_batch(iteration_keys(own, 0)[0], 1, B)
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("clip", [pytest.param(None, marks=pytest.mark.slow), 0.05])
 @pytest.mark.parametrize("tapped", [False, True])
 def test_the_mean_divides_by_the_expected_size(clip, tapped):
     defense = Defense("clip", (Clip(Constant(clip)),)) if clip else None

@@ -36,7 +36,7 @@ EVERYWHERE = ("cpl", "mlp")
 
 
 # Another one has the same kinds of layers.
-SISTERS = {"resnet-gn", "vit", "dlg", "dpfl-3conv", "mlp-wide"}
+SISTERS = {"resnet-gn", "dlg", "dpfl-3conv", "mlp-wide"}
 
 
 def _is_slow(model: str, dataset: str) -> bool:
