@@ -184,7 +184,7 @@ import gradaudit as ga
 reports = {}
 for method in METHODS:
     result = ga.attack(type=1, method=method, dataset="cancer", victims=4, draws=1,
-                       batch_size=1)
+                       batch_size=1, line_ups=0)
     reports[method] = [score.rmse for score in result.scores]
 print(json.dumps({"x64": jax.config.jax_enable_x64, "errors": reports}))
 """

@@ -105,7 +105,8 @@ def test_the_noise_is_expected_at_the_truth():
 
 
 def test_where_there_is_nothing_to_know_aware_is_curious():
-    small = dict(type=2, dataset="digits", model="dpfl-2conv", victims=2, draws=1)
+    small = dict(type=2, dataset="digits", model="mlp", victims=2, draws=1)
+    small |= dict(line_ups=0)
     runs = [
         ga.attack(**small, iterations=3, threat=threat, defense=defense)
         for threat, defense in (
@@ -191,7 +192,7 @@ def test_what_stops_a_curious_adversary_does_not_stop_an_aware_one(transforms):
     rates = {
         threat: ga.attack(
             type=2, dataset="digits", model="dpfl-2conv", victims=6, draws=2,
-            iterations=40, defense=guard, threat=threat,
+            iterations=40, defense=guard, threat=threat, line_ups=0,
         ).asr.value
         for threat in ("curious", "aware")
     }  # fmt: skip
@@ -201,7 +202,8 @@ def test_what_stops_a_curious_adversary_does_not_stop_an_aware_one(transforms):
 
 def test_signs_are_matched_by_an_aware_adversary_and_refused_for_a_curious_l2():
     guard = defend("sign", per_example=(Sign(),))
-    small = dict(type=2, dataset="digits", model="dpfl-2conv", victims=1, iterations=2)
+    small = dict(type=2, dataset="digits", model="mlp", victims=1, iterations=2)
+    small |= dict(line_ups=0, draws=1)
     with pytest.raises(ga.InputError, match="signs have lost"):
         ga.attack(**small, defense=guard)
     assert ga.attack(**small, defense=guard, threat="aware").scores

@@ -127,7 +127,7 @@ def test_a_member_for_kinks_is_asked_behind_rectifiers_only():
 def test_in_a_batch_a_small_misfit_is_not_enough():
     """An example whose gradient is small hides behind the others."""
     data = ga.load_dataset("digits")
-    model = build_model("dpfl-2conv", data.shape, data.classes)
+    model = build_model("mlp", data.shape, data.classes)
     params = model.init(KEY)
     inputs, labels = jnp.asarray(data.inputs[:2]), jnp.asarray(data.labels[:2])
     sure = jax.tree.map(jnp.array, params)  # of the second label: its gradient is small

@@ -131,7 +131,9 @@ def test_updates_of_one_local_step_leak_too(leakage, tmp_path):
 
 
 def test_the_analytic_attack_rebuilds_patients():
-    result = ga.attack(type=2, method="analytic", dataset="cancer", victims=300)
+    result = ga.attack(
+        type=2, method="analytic", dataset="cancer", victims=300, line_ups=0
+    )
     assert result.asr.value == 1.0
     assert result.rmse["worst"] <= 1e-5
     assert result.to_dict()["metrics"]["iterations"]["median"] == 0
@@ -205,6 +207,7 @@ def test_labels_reach_an_attacker_only_if_the_threat_model_says_so(strategy):
         model="dpfl-2conv",
         method=f"cpl:labels={strategy}",
         victims=2,
+        line_ups=0,
         iterations=1,
         threat=threat,
     ).to_dict()
@@ -219,7 +222,9 @@ def test_the_whole_set_may_be_victims():
     few = dataclasses.replace(
         digits, inputs=digits.inputs[:40], labels=digits.labels[:40]
     )
-    result = ga.attack(dataset=few, model="mlp", victims=40, method="analytic")
+    result = ga.attack(
+        dataset=few, model="mlp", victims=40, method="analytic", line_ups=0
+    )
     truth = {picture.tobytes() for picture in result.truth}
     assert truth == {digit.tobytes() for digit in few.inputs}
 
@@ -254,7 +259,7 @@ def test_ctrl_c_at_any_moment_leaves_what_there_is(moment, victims, monkeypatch)
 
     monkeypatch.setattr(owner, moment, interrupted)
     attack = {"method": "cpl:iterations=2", "victims": 12, "slots": 4, "draws": 1}
-    result = ga.attack(dataset="digits", model="dpfl-2conv", **attack)
+    result = ga.attack(dataset="digits", model="mlp", line_ups=0, **attack)
     assert result.interrupted and len(result.scores) == victims
     assert np.isfinite(result.inputs).all()
     report = result.to_dict()

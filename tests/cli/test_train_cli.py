@@ -242,7 +242,7 @@ def test_statistics_are_private_and_said_so_or_public(tmp_path):
 def test_poisson_batches_train(tmp_path):
     done = run(
         f"--out={tmp_path}", "--json", "--batches=poisson", "--selection=poisson",
-        "--defense=fed-cdp:clip=1,sigma=2",
+        "--defense=fed-cdp:clip=1,sigma=2", "--rounds=1", "--local-steps=1",
     )  # fmt: skip
     report = json.loads(done.stdout)
     assert report["config"]["setting"]["batches"] == "poisson"

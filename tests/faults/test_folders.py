@@ -113,7 +113,7 @@ def test_markup_in_the_name_of_the_data_is_a_name(tmp_path):
     text = "".join(f"{i % 2},{i / 40},{(i * 7 % 40) / 40}\n" for i in range(40))
     data.write_text(text)
     words = ["attack", "--dataset", data, "--method", "analytic", "--victims", "2"]
-    done = invoke(*words, "--draws", "1", "--out", tmp_path / "out")
+    done = invoke(*words, "--draws", "1", "--line-ups", "0", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "[bold]" in done.output or "[bold" in re.sub(r"\s", "", done.output)
 

@@ -111,10 +111,11 @@ def test_nnx_keeps_its_own_weights(batch):
 def test_own_weights_are_one_draw():
     data = load_dataset("digits").take(np.arange(40))
     module = from_flax(Small(nnx.Rngs(0)), data.shape, data.classes)
-    found = ga.attack(method="analytic", dataset=data, model=module, victims=3)
+    asked = dict(method="analytic", dataset=data, model=module, victims=3, line_ups=0)
+    found = ga.attack(**asked)
     assert found.asr.value == 1.0 and found.draws == 1
     with pytest.raises(InputError, match="weights of its own"):
-        ga.attack(method="analytic", dataset=data, model=module, victims=3, draws=2)
+        ga.attack(**asked, draws=2)
 
 
 class Small(nnx.Module):
