@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 
 import dp_accounting
 import numpy as np
