@@ -79,7 +79,7 @@ def test_as_many_are_alone_as_theory_says(bins):
     assert where.max() < bins
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_gain_changes_the_gradient_and_nothing_else(sparse):
     models = [altered(Imprint(16, sparse=sparse, gain=g))[0] for g in (1.0, 50.0)]
     inputs = load_dataset("digits").inputs[:4]

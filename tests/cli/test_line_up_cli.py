@@ -114,7 +114,9 @@ def test_ctrl_c_in_calibrate_keeps_the_answer(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "result.json").read_text()) == report
 
 
-@pytest.mark.parametrize("when", ["first", "second"])
+@pytest.mark.parametrize(
+    "when", [pytest.param("first", marks=pytest.mark.slow), "second"]
+)
 def test_ctrl_c_in_a_training_of_calibrate_keeps_the_line_ups(
     tmp_path, monkeypatch, when
 ):

@@ -239,6 +239,7 @@ def test_statistics_are_private_and_said_so_or_public(tmp_path):
     assert refused.exit_code == 2 and "need --public-examples" in refused.output
 
 
+@pytest.mark.slow  # tests/federation/test_poisson_batches.py trains with them
 def test_poisson_batches_train(tmp_path):
     done = run(
         f"--out={tmp_path}", "--json", "--batches=poisson", "--selection=poisson",
