@@ -123,7 +123,9 @@ def searching():
         pytest.param("aware", Closed(), id="aware-closed", marks=pytest.mark.slow),
         pytest.param("aware", searching(), id="aware-search"),
         pytest.param("curious+labels", Closed(), id="labels-closed"),
-        pytest.param("curious+labels", searching(), id="labels-search"),
+        pytest.param(
+            "curious+labels", searching(), id="labels-search", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_nothing_leads_from_what_an_attack_gets_to_the_truth(attack, threat):

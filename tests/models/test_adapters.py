@@ -108,6 +108,7 @@ def test_nnx_keeps_its_own_weights(batch):
     assert not np.allclose(model.apply(twice, buffers, batch[0]), found)
 
 
+@pytest.mark.slow  # of parameters from a file: tests/audit/test_counting.py
 def test_own_weights_are_one_draw():
     data = load_dataset("digits").take(np.arange(40))
     module = from_flax(Small(nnx.Rngs(0)), data.shape, data.classes)
