@@ -32,7 +32,6 @@ from gradaudit.attacks.starts import Initialization, Patterned, Relaxation
 from gradaudit.errors import require
 from gradaudit.evidence import Told
 from gradaudit.models.model import Model
-from gradaudit.models.networks import for_shared_weights
 from gradaudit.types import (
     Key,
     Knowledge,
@@ -170,8 +169,6 @@ class Matching(Attack):
             "has one input: leave it out",
         )
         replays = self.replays(training)
-        # Replaying local steps gives each victim weights of its own.
-        model = model if replays else for_shared_weights(model)
         start = Start(self.init, self.labels, ordered=replays)
         one = jax.tree.map(lambda leaf: leaf[0], (observation.gradient,))[0]
         labels = None if observation.labels is None else observation.labels[0]

@@ -25,7 +25,6 @@ from gradaudit.federation.recipe import Recipe, ServerState, initial_state
 from gradaudit.federation.taps import observe_many
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
-from gradaudit.models.networks import for_shared_weights
 from gradaudit.types import Key, Leakage, LocalTraining, Observation
 
 Ids = NDArray[np.int64]
@@ -180,7 +179,7 @@ class Game:
     ) -> None:
         self._recipe, self._population = recipe, population
         self._leakage, self._fresh, self._given = leakage, fresh, state
-        self._model = for_shared_weights(recipe.model)
+        self._model = recipe.model
         self._params_key, self._key = jax.random.split(key)
         self._kept: dict[Any, Any] = {}
         some = tuple(range(min(population.clients, _CHUNK)))

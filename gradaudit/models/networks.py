@@ -1,7 +1,6 @@
 """The papers' networks as flax modules (NHWC, any input shape, any class count)."""
 
 import dataclasses
-from typing import Any
 
 import jax
 from flax import linen as nn
@@ -224,13 +223,3 @@ def build_model(
     given = {"name": name, "input_shape": model.input_shape, "classes": classes}
     arguments = (*given.items(), ("path", path))
     return dataclasses.replace(model, origin=(build_model, arguments))
-
-
-def for_shared_weights(model: Model) -> Model:
-    """Returns the model tuned for many victims that share one set of weights."""
-    network: Any = model.network
-    free = getattr(network, "conv_path", None) is Path.AUTO
-    if free and jax.default_backend() == "cpu":
-        network = network.clone(conv_path=Path.SHARED)
-        return dataclasses.replace(model, network=network)
-    return model

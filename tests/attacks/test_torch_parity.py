@@ -18,7 +18,7 @@ from gradaudit.attacks.distances import SquaredL2
 from gradaudit.attacks.lbfgs import LBFGS, Clock, Memory
 from gradaudit.attacks.objective import Layout, objective
 from gradaudit.models.gradients import one_hot, per_example_gradients
-from gradaudit.models.networks import build_model, for_shared_weights
+from gradaudit.models.networks import build_model
 from gradaudit.types import Observation
 
 OUTER, UPDATES = 3, 20
@@ -80,7 +80,7 @@ def torchs(trace):
 
 @pytest.fixture(scope="module")
 def ours(problem):
-    model = for_shared_weights(build_model("cpl", (28, 28, 1), 10))
+    model = build_model("cpl", (28, 28, 1), 10)
     targets = one_hot(jnp.asarray(problem.labels), 10)
     layout = Layout((1, 28, 28, 1), 10, searches_labels=False)
     clock = Clock(jnp.zeros((), jnp.int32), OUTER)

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradaudit.models.convolution import Path, convolve, same_padding
+from gradaudit.errors import InputError
+from gradaudit.models import convolution
+from gradaudit.models.convolution import Path, convolve, fastest, same_padding
+from gradaudit.models.convolution_maps import compiled_convolution
 
 # (height, width, channels, features, kernel height, kernel width, stride, padding)
 SAME = None
@@ -19,8 +22,10 @@ CASES = {
     "stride skips pixels": (11, 10, 2, 3, 2, 2, 3, ((0, 0), (0, 0))),
     "uneven padding": (8, 7, 2, 3, 3, 3, 2, ((0, 3), (2, 1))),
     "kernel as large as the image": (5, 5, 2, 3, 5, 5, 1, ((0, 0), (0, 0))),
+    "more features than a vector": (6, 9, 17, 35, 3, 3, 1, SAME),
+    "windows of padding alone": (3, 3, 1, 2, 2, 2, 1, ((3, 2), (2, 3))),
 }
-OTHERS = ("patches", "shared")
+OTHERS = ("patches", *(["compiled"] if compiled_convolution() else []))
 COMPARED = ("native", *OTHERS)  # names: keys of a tree must be sortable
 
 
@@ -85,14 +90,12 @@ def second_forward(function, inputs, kernel):
 
 def every_order(function, inputs, kernel):
     """Returns the value and every kind of derivative that the project takes."""
-    orders = {
+    return {
         "forward": function(inputs, kernel),
         "gradient": gradient(function, inputs, kernel),
         "gradient of gradient": second(function, inputs, kernel),
+        "gradient of a tangent": second_forward(function, inputs, kernel),
     }
-    if function.keywords["path"] is not Path.SHARED:  # reverse mode only
-        orders["gradient of a tangent"] = second_forward(function, inputs, kernel)
-    return orders
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -123,6 +126,51 @@ def test_they_agree_under_vmap(own_kernels, quick_jit):
     for path in OTHERS:
         for order, value in results[path].items():
             assert_close(value, results["native"][order])
+
+
+def test_either_operand_may_be_shared_along_any_of_several_axes(quick_jit):
+    """Draws of kernels, victims of each, and the other way around."""
+    inputs, kernel, function = setting("odd sizes, same")
+    units, kernels = draw(4, 3, *inputs.shape), draw(5, 2, *kernel.shape)
+
+    def one(inputs, kernel):
+        return {p: second(function(p), inputs, kernel) for p in COMPARED}
+
+    inner = jax.vmap(one, (0, None))
+    runs = jax.vmap(inner, (None, 0)), jax.vmap(jax.vmap(one, (None, 0)), (0, None))
+    for run in runs:
+        results = quick_jit(run)(units, kernels)
+        for path in OTHERS:
+            assert_close(results[path], results["native"])
+
+
+def test_what_runs_beside_changes_no_bit():
+    """Alone, among others, with a kernel of its own that equals the shared one."""
+    inputs, kernel, function = setting("attack net", units=1)
+    units = np.concatenate([inputs, draw(4, 4, *inputs.shape[1:])])[:, None]
+    run = function(fastest().value)
+    among = jax.jit(jax.vmap(run, (0, None)))(units, kernel)
+    own = jax.jit(jax.vmap(run))(units, np.broadcast_to(kernel, (5, *kernel.shape)))
+    if fastest() is Path.COMPILED:
+        np.testing.assert_array_equal(among[0], run(inputs, kernel))
+        np.testing.assert_array_equal(among, own)
+    assert_close(among[0], run(inputs, kernel))
+
+
+def test_without_a_compiler_there_are_patches(monkeypatch):
+    monkeypatch.setattr(convolution, "compiled_convolution", lambda: None)
+    inputs, kernel, function = setting("attack net")
+    assert fastest() is Path.PATCHES
+    assert_close(function("auto")(inputs, kernel), function("native")(inputs, kernel))
+    with pytest.raises(InputError, match="C compiler"):
+        function("compiled")(inputs, kernel)
+
+
+def test_other_precisions_are_not_read_as_single():
+    inputs, kernel, function = setting("attack net")
+    half = function("auto")(inputs.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+    assert_close(half.astype(np.float32), function("native")(inputs, kernel), 0.05)
 
 
 @pytest.mark.parametrize(

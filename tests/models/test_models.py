@@ -10,13 +10,11 @@ import pytest
 
 from gradaudit import tree
 from gradaudit.errors import InputError
-from gradaudit.models.convolution import Path
 from gradaudit.models.model import from_function
 from gradaudit.models.networks import (
     MODELS,
     Architecture,
     build_model,
-    for_shared_weights,
     symmetric_uniform,
 )
 
@@ -172,27 +170,10 @@ def test_equal_models_are_traced_once(name):
     ]
     assert first == second and hash(first) == hash(second)
     inputs = jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
-    for model in (first, second, for_shared_weights(first)):
+    for model in (first, second):
         logits.trace(model, *at, inputs)
-    tuned = for_shared_weights(first) != first
-    assert traces == 1 + tuned
+    assert traces == 1
     assert build_model(name, (8, 8, 1), 4) != first
-
-
-@COMPILED
-def test_tuning_for_shared_weights_changes_no_number(name, initial, quick_jit):
-    model = build_model(name, (11, 9, 2), 3)
-    tuned = for_shared_weights(model)
-    given = initial(model)
-    jax.tree.map(np.testing.assert_array_equal, given, initial(tuned))
-    inputs = np.random.default_rng(0).random((2, 11, 9, 2), np.float32)
-    both = quick_jit(lambda *at: (model.apply(*at), tuned.apply(*at)))(*given, inputs)
-    np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6)
-
-
-def test_a_chosen_path_is_left_alone():
-    model = build_model("cpl", (8, 8, 1), 3, Path.NATIVE)
-    assert for_shared_weights(model) is model
 
 
 def linear(params, inputs):
@@ -213,7 +194,6 @@ def test_any_function_becomes_a_model(initial):
     np.testing.assert_allclose(model.apply(params, {}, inputs), expected, rtol=1e-5)
     targets = np.eye(3, dtype=np.float32)[[0] * 5]
     assert jax.grad(model.loss)(params, {}, inputs, targets)["w"].shape == (4, 3)
-    assert for_shared_weights(model) is model
 
 
 @pytest.mark.parametrize("name", FOR_IMAGES)
