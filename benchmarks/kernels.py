@@ -143,7 +143,7 @@ def measure_kernels(
     }
     fastest = {name: min(row.values()) for name, row in table.items()}
     ratios = {
-        "matching": table["matching"]["native"] / table["matching"]["shared"],
+        "matching": table["matching"]["native"] / table["matching"]["auto"],
         "per-example": fastest["per-example"] / fastest["batch"],
     }
     return {"timing": {"milliseconds": table, "ratios": ratios}}

@@ -181,11 +181,11 @@ def cells(scale: Scale, seed: int) -> list[Cell]:
     """Returns the races."""
     if scale is Scale.SMOKE:
         kernels = {"dataset": "digits", "model": "dpfl-2conv", "examples": 2}
-        kernels |= {"rounds": 1, "paths": ["native", "shared"]}
+        kernels |= {"rounds": 1, "paths": ["native", "auto"]}
         return [Cell("kernels", measure_kernels, kernels)]
     paper = scale is Scale.PAPER
     kernels = {"dataset": "lfw-patches", "model": "cpl", "examples": 100, "rounds": 20}
-    kernels |= {"paths": ["native", "patches", "shared"]}
+    kernels |= {"paths": ["native", "patches", "auto"]}
     clients = {"dataset": "mnist", "clients": 100 if paper else 20, "steps": 20}
     victims = [1000, 10_000] if paper else [200, 1000]
     memory = {"victims": victims, "iterations": 300 if paper else 1}

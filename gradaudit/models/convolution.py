@@ -18,7 +18,11 @@ from flax import linen as nn
 from jax import lax
 
 from gradaudit.errors import require
-from gradaudit.models.convolution_maps import Padding, compiled_convolution
+from gradaudit.models.convolution_maps import (
+    Padding,
+    compiled_convolution,
+    native_convolution,
+)
 from gradaudit.models.model import INPUTS, STATISTICS
 from gradaudit.types import Key
 
@@ -67,7 +71,7 @@ def convolve(
         single = inputs.dtype == kernel.dtype == jnp.float32
         function = compiled if compiled is not None and single else _patches
     else:
-        function = _native if path is Path.NATIVE else _patches
+        function = native_convolution if path is Path.NATIVE else _patches
     return function(inputs, kernel, stride, padding)
 
 
@@ -76,18 +80,6 @@ def fastest() -> Path:
     if jax.default_backend() != "cpu":
         return Path.NATIVE
     return Path.PATCHES if compiled_convolution() is None else Path.COMPILED
-
-
-def _native(
-    inputs: jax.Array, kernel: jax.Array, stride: int, padding: Padding
-) -> jax.Array:
-    return lax.conv_general_dilated(
-        inputs,
-        kernel,
-        (stride, stride),
-        padding,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
 
 
 def _patches(

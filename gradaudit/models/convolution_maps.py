@@ -37,7 +37,7 @@ def compiled_convolution() -> Convolve | None:
         for name in _SHAPES:
             symbol = getattr(library, f"convolution_{name}")
             function = jax.ffi.pycapsule(symbol)  # type: ignore[no-untyped-call]
-            jax.ffi.register_ffi_target(_target(name), function, platform="cpu")
+            jax.ffi.register_ffi_target(target(name), function, platform="cpu")
     except (OSError, AttributeError, jax.errors.JaxRuntimeError):
         return None  # of another platform, or for an interface that XLA has left
     return _convolve
@@ -48,15 +48,52 @@ def _convolve(
 ) -> jax.Array:
     (_, height, width, _), (tall, wide, *_) = inputs.shape, kernel.shape
     geometry = ((height, width), (tall, wide), stride, padding)
-    return _apply("outputs", inputs, kernel, geometry)
+    return map_of("outputs", inputs, kernel, geometry)
 
 
-def _apply(name: str, first: Any, second: Any, geometry: _Geometry) -> jax.Array:
+def native_convolution(
+    inputs: jax.Array, kernel: jax.Array, stride: int, padding: Padding
+) -> jax.Array:
+    """Returns XLA's own."""
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        inputs, kernel, (stride, stride), padding, dimension_numbers=layout
+    )
+
+
+def natively(name: str, first: Any, second: Any, geometry: _Geometry) -> Any:
+    """Returns what a map does, for platforms that the C is not for."""
+    if first.ndim > 4:
+        operands = first, second
+        shared = [operand.shape[0] == 1 for operand in operands]
+        left = (x[0] if one else x for x, one in zip(operands, shared, strict=True))
+        inner = functools.partial(natively, name, geometry=geometry)
+        if all(shared):
+            return inner(*left)[None]
+        return jax.vmap(inner, [None if one else 0 for one in shared])(*left)
+    _, _, stride, padding = geometry
+
+    def outputs(inputs: Any, kernel: Any) -> jax.Array:
+        return native_convolution(inputs, kernel, stride, padding)
+
+    if name == "outputs":
+        return outputs(first, second)
+    wanted = ShapedArray(_SHAPES[name](first, second, geometry), first.dtype)
+    if name == "by_inputs":
+        back = jax.linear_transpose(lambda inputs: outputs(inputs, second), wanted)
+        return back(first)[0]
+    back = jax.linear_transpose(lambda kernel: outputs(first, kernel), wanted)
+    return back(second)[0]
+
+
+def map_of(name: str, first: Any, second: Any, geometry: _Geometry) -> jax.Array:
+    """Returns one of the three maps of its two operands, batch axes in front."""
     result: jax.Array = _PRIMITIVES[name].bind(first, second, geometry=geometry)
     return result
 
 
-def _target(name: str) -> str:
+def target(name: str) -> str:
+    """Returns the name by which XLA knows a map."""
     return f"gradaudit_convolution_{name}"
 
 
@@ -108,30 +145,32 @@ def _primitive(name: str) -> Any:
 
     @functools.partial(jax.jit, static_argnames="geometry")
     def at_once(first: Any, second: Any, *, geometry: _Geometry) -> jax.Array:
-        return _apply(name, first, second, geometry)
+        return map_of(name, first, second, geometry)
 
     def lower(context: Any, *operands: Any, geometry: _Geometry) -> Any:
         _, _, stride, ((top, _), (left, _)) = geometry
         numbers = np.asarray([stride, top, left], np.int64)
-        return jax.ffi.ffi_lowering(_target(name))(context, *operands, geometry=numbers)
+        return jax.ffi.ffi_lowering(target(name))(context, *operands, geometry=numbers)
 
     def batched(operands: Any, axes: Any, *, geometry: _Geometry) -> Any:
         first, second = (
             operand[None] if axis is None else jnp.moveaxis(operand, axis, 0)
             for operand, axis in zip(operands, axes, strict=True)
         )
-        return _apply(name, first, second, geometry), 0
+        return map_of(name, first, second, geometry), 0
 
     def transposed(rule: Callable[..., Any], operand: int) -> Callable[..., Any]:
         def transpose(back: Any, *operands: Any, geometry: _Geometry) -> jax.Array:
             map_name, first, second = rule(back, *operands)
-            result = _apply(map_name, first, second, geometry)
+            result = map_of(map_name, first, second, geometry)
             return _summed(result, operands[operand].aval.shape)
 
         return transpose
 
     primitive.def_impl(at_once)
     primitive.def_abstract_eval(shape)
+    elsewhere = functools.partial(natively, name)
+    mlir.register_lowering(primitive, mlir.lower_fun(elsewhere, multiple_results=False))
     mlir.register_lowering(primitive, lower, platform="cpu")
     batching.primitive_batchers[primitive] = batched
     rules = (transposed(rule, i) for i, rule in enumerate(_DERIVATIVES[name]))
@@ -145,4 +184,5 @@ def _summed(values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.sum(values, axis=shared, keepdims=True) if shared else values
 
 
+MAPS = tuple(_SHAPES)
 _PRIMITIVES = {name: _primitive(name) for name in _SHAPES}

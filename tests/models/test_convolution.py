@@ -10,7 +10,12 @@ import pytest
 from gradaudit.errors import InputError
 from gradaudit.models import convolution
 from gradaudit.models.convolution import Path, convolve, fastest, same_padding
-from gradaudit.models.convolution_maps import compiled_convolution
+from gradaudit.models.convolution_maps import (
+    MAPS,
+    compiled_convolution,
+    map_of,
+    natively,
+)
 
 # (height, width, channels, features, kernel height, kernel width, stride, padding)
 SAME = None
@@ -142,6 +147,26 @@ def test_either_operand_may_be_shared_along_any_of_several_axes(quick_jit):
         results = quick_jit(run)(units, kernels)
         for path in OTHERS:
             assert_close(results[path], results["native"])
+
+
+@pytest.mark.skipif(compiled_convolution() is None, reason="there was no C compiler")
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("shared", [(), (0,), (1,), (0, 1)], ids=str)
+def test_what_other_platforms_run_is_the_same_map(name, shared):
+    """Batch axes in front: of both operands, or of one of them."""
+    geometry = ((7, 6), (3, 2), 2, ((1, 1), (0, 1)))
+    inputs, kernel, outputs = (2, 7, 6, 3), (3, 2, 3, 4), (2, 4, 3, 4)
+    shapes = {
+        "outputs": (inputs, kernel),
+        "by_inputs": (outputs, kernel),
+        "by_kernel": (inputs, outputs),
+    }[name]
+    first, second = (
+        draw(index, *((1, 2) if index in shared else (3, 2)), *shape)
+        for index, shape in enumerate(shapes)
+    )
+    here = map_of(name, first, second, geometry)
+    assert_close(here, natively(name, first, second, geometry))
 
 
 def test_what_runs_beside_changes_no_bit():

@@ -18,6 +18,7 @@ from gradaudit.attacks.presets import cpl
 from gradaudit.data import CATALOGUE, Origin, load_dataset
 from gradaudit.errors import InputError
 from gradaudit.models.convolution import Path
+from gradaudit.models.convolution_maps import MAPS, compiled_convolution, target
 from gradaudit.models.gradients import (
     batch_gradient,
     has_kinks,
@@ -165,6 +166,10 @@ def test_where_examples_have_no_gradients_the_words_say_what_has_one():
         per_example_gradients(model, {}, {}, np.zeros((2, 8, 8, 1)), np.eye(4)[:2])
 
 
+# Its name is the package's own, and so is what a program that was exported needs.
+OURS = [jax.export.DisabledSafetyCheck.custom_call(target(name)) for name in MAPS]
+
+
 @pytest.mark.parametrize("path", Path, ids=lambda path: path.value)
 @pytest.mark.parametrize("kernel", ["per example", "matching"])
 def test_lowers_for_every_platform(path, kernel):
@@ -190,9 +195,10 @@ def test_lowers_for_every_platform(path, kernel):
 
     function = {"per example": example, "matching": matching}[kernel]
     labels = jax.ShapeDtypeStruct((2,), jnp.int32)
-    exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)(
-        params, inputs, labels
-    )
+    if path is Path.COMPILED and compiled_convolution() is None:
+        pytest.skip("there was no C compiler")
+    export = functools.partial(jax.export.export, disabled_checks=OURS)
+    exported = export(jax.jit(function), platforms=PLATFORMS)(params, inputs, labels)
     assert exported.platforms == PLATFORMS
     assert len(exported.mlir_module_serialized) > 0
 
@@ -217,7 +223,8 @@ def test_the_whole_search_lowers_for_every_platform(monkeypatch):
     own = jax.tree.map(stacked, attack.own(seen))
     trial = jax.eval_shape(lambda *a: lanes.begin(problem, 2, *a), shared, keys, own)
     program = jax.jit(lambda *a: lanes.advance(problem, 2, 2, *a))
-    exported = jax.export.export(program, platforms=PLATFORMS)(shared, trial, own)
+    export = functools.partial(jax.export.export, disabled_checks=OURS)
+    exported = export(program, platforms=PLATFORMS)(shared, trial, own)
     assert exported.platforms == PLATFORMS
     assert "all_reduce" not in exported.mlir_module()  # devices don't wait
 
