@@ -63,5 +63,5 @@ def _rough(labels: LabelStrategy) -> Matching:
         distance=TensorCosine(),
         optimizer=Adam(0.1, decays=True),
         stop=Stop(iterations=1500, patience=WHOLE_RUN),
-        restarts=6,
+        restarts=24,
     )
