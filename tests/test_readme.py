@@ -9,13 +9,25 @@ import typer
 
 from gradaudit.cli.app import app
 
-ATTACK = "metrics/asr"
 SUITE = "measured/asr"
+TIMES = "measured/timing"
 RECORDS = [
-    ("attacks", f"cpl lfw-patches/{ATTACK}/value", "0.97 ["),
-    ("attacks", f"cpl lfw-patches/{ATTACK}/low", "[0.70,"),
-    ("attacks", f"dlg lfw-patches/{ATTACK}/value", "0.82 ["),
-    ("attacks", f"idlg lfw-patches/{ATTACK}/value", "0.95 ["),
+    (
+        "attacks/small",
+        f"cells/lfw-patches, cpl/{SUITE}/value",
+        "1.00 [0.71, 1.00], 3.5",
+    ),
+    (
+        "attacks/small",
+        "cells/lfw-patches, cpl/measured/iterations/median",
+        "3.5 (1.0, 25)",
+    ),
+    ("attacks/small", f"cells/lfw-patches, dlg/{SUITE}/value", "0.85 [0.58,"),
+    (
+        "attacks/small",
+        f"cells/lfw-patches, idlg/{SUITE}/value",
+        "1.00 [0.71, 1.00] (–)",
+    ),
     ("attacks/small", f"cells/mnist, cpl/{SUITE}/value", "CPL 1.00 ["),
     ("attacks/small", f"cells/mnist, cpl/{SUITE}/low", "[0.71,"),
     ("attacks/small", f"cells/mnist, dlg/{SUITE}/value", "DLG 0.85 ["),
@@ -26,23 +38,19 @@ RECORDS = [
     ("attacks/small", f"cells/cifar10, dlg/{SUITE}/value", "DLG 0.65 ["),
     ("attacks/small", f"cells/cifar10, idlg/{SUITE}/value", "iDLG 0.80 ["),
     ("attacks/small", f"cells/cifar10, gradinv/{SUITE}/value", "0.20 [0.06,"),
-    ("attack_speed", "ratio_single_process", "19.7 times"),
-    ("attack_speed", "ratio_best_setting", "10.3 times"),
-    ("attack_memory", "runs/1/peak_megabytes/scored", "728 against"),
-    ("attack_memory", "runs/0/peak_megabytes/scored", "627 MB"),
+    ("speed/small", f"cells/attack/{TIMES}/ratio_single_process", "31.1 times"),
+    ("speed/small", f"cells/attack/{TIMES}/ratio_best_setting", "19.2 times"),
+    ("speed/small", f"cells/memory/{TIMES}/megabytes/1", "684 against"),
+    ("speed/small", f"cells/memory/{TIMES}/megabytes/0", "629 MB"),
+    ("speed/small", f"cells/clients, none/{TIMES}/vectorised_ms", "0.48 ms"),
+    ("speed/small", f"cells/clients, none/{TIMES}/ratio", "7.3 times"),
+    ("cost/small", f"cells/mnist, federated/{TIMES}/ratio/fed-cdp", "Fed-CDP 1.6x"),
     (
-        "federation_speed",
-        "milliseconds_per_client_and_iteration/none/chunk 10",
-        "0.50 ms",
+        "cost/small",
+        f"cells/mnist, federated/{TIMES}/ratio/quantile-clip",
+        "quantile clipping 1.5x",
     ),
-    (
-        "federation_speed",
-        "milliseconds_per_client_and_iteration/none/speedup over the loop",
-        "10.9 times",
-    ),
-    ("defense_cost", "cells/5/ratio", "Fed-CDP 1.3x"),
-    ("defense_cost", "cells/6/ratio", "quantile clipping 1.3x"),
-    ("defense_cost", "cells/7/ratio", "AdaClip 2.2x"),
+    ("cost/small", f"cells/mnist, federated/{TIMES}/ratio/adaclip", "AdaClip 2.9x"),
     ("clients/paper", "cells/N=1000, 10%: none/measured/accuracy", "accuracy 0.971"),
     ("clients/paper", "cells/N=1000, 10%: fed-cdp/measured/accuracy", "0.098 (0.956)"),
 ]
