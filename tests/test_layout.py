@@ -83,9 +83,9 @@ def wheel(root, setuptools, tmp_path_factory):
             root / entry,
             copy / entry,
             symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__"),
+            ignore=shutil.ignore_patterns("__pycache__", "*.so"),
         )
-    for entry in ("pyproject.toml", "README.md", "LICENSE"):
+    for entry in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(root / entry, copy / entry)
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps"]
@@ -114,6 +114,8 @@ def test_the_wheel_holds_every_module_once(root, wheel):
     assert python == expected
     assert "gradaudit/py.typed" in inside
     assert any(name.endswith("licenses/LICENSE") for name in inside)
+    compiled = [name for name in inside if "models/_convolution_maps" in name]
+    assert len(compiled) == bool(shutil.which("cc"))  # without a compiler, without it
 
 
 def test_the_wheel_imports_from_anywhere(wheel, tmp_path):
