@@ -128,7 +128,7 @@ def test_a_batch_that_lbfgs_leaves_is_rebuilt():
     attack = Matching(
         distance=RelativeL2(weight=1.0),
         optimizer=GaussNewton(products=150),
-        stop=Stop(iterations=20, patience=20, objective=1e-12),
+        stop=Stop(iterations=40, patience=20, objective=1e-12),
     )
     result = ga.attack(
         type=1, method=attack, dataset="digits", victims=4, draws=2, batch_size=4,
