@@ -14,6 +14,7 @@ from scipy.spatial.distance import cdist
 Floats = NDArray[np.floating]
 
 _CONFIDENCE = 0.95
+_TOGETHER = 256  # victims whose guesses are made at a time: memory stays flat
 _MEANS = 400  # cells of the grid over the mean rate
 _CORRELATIONS = 25  # points of the grid over how much a draw decides
 _PLAUSIBLE = 0.5  # of the likeliest correlation's evidence
@@ -197,16 +198,48 @@ def guessing_rmse(
     guesses are mid-grey, the mean of the set, and the mean of the victim's true class,
     each without the victim itself.
     """
+    total = _Totals.of(inputs, classes, 1 + int(labels.max(initial=0)))
+    parts = [
+        _guessed(
+            truth[start : start + _TOGETHER], labels[start : start + _TOGETHER], total
+        )
+        for start in range(0, max(len(truth), 1), _TOGETHER)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Totals:
+    """What guesses are made of: the sum of a set's examples, and of each class."""
+
+    count: int
+    whole: Floats  # (d,)
+    counts: NDArray[np.integer]  # (classes,)
+    sums: Floats  # (classes, d)
+
+    @classmethod
+    def of(cls, inputs: Floats, classes: NDArray[np.integer], least: int) -> "_Totals":
+        """Returns those of a set, of so many classes at least."""
+        flat = inputs.reshape(len(inputs), -1)
+        counts = np.bincount(classes, minlength=least)
+        sums = np.zeros((len(counts), flat.shape[1]))
+        np.add.at(sums, classes, flat)
+        return cls(len(flat), flat.sum(axis=0, dtype=np.float64), counts, sums)
+
+
+def _guessed(
+    truth: Floats, labels: NDArray[np.integer], total: _Totals
+) -> dict[str, Floats]:
+    """Returns the RMSE of each guess about some victims."""
     count, batch = truth.shape[:2]
     flat = truth.reshape(count, batch, -1).astype(np.float64)
-    whole = inputs.reshape(len(inputs), -1).astype(np.float64)
-    others = np.maximum(len(whole) - batch, 1)
-    mean = (whole.sum(axis=0) - flat.sum(axis=1)) / others
-    if len(whole) == batch:
+    others = np.maximum(total.count - batch, 1)
+    mean = (total.whole - flat.sum(axis=1)) / others
+    if total.count == batch:
         mean = np.full_like(mean, 0.5)
-    by_class = _class_means(flat, labels, whole, classes, mean)
     grey = np.full_like(flat, 0.5)
     everywhere = np.broadcast_to(mean[:, None], flat.shape)
+    by_class = _class_means(flat, labels, total, mean)
     guesses = {"grey": grey, "mean": everywhere, "class mean": by_class}
     return {
         name: rmse(flat.reshape(count, -1), matched(flat, guess).reshape(count, -1))
@@ -215,19 +248,11 @@ def guessing_rmse(
 
 
 def _class_means(
-    truth: Floats,
-    labels: NDArray[np.integer],
-    inputs: Floats,
-    classes: NDArray[np.integer],
-    fallback: Floats,
+    truth: Floats, labels: NDArray[np.integer], total: _Totals, fallback: Floats
 ) -> Floats:
     """Returns the class means without a victim's own examples, (victims, batch, d)."""
-    kinds = int(max(classes.max(initial=0), labels.max(initial=0))) + 1
-    counts = np.bincount(classes, minlength=kinds)
-    sums = np.zeros((kinds, inputs.shape[1]))
-    np.add.at(sums, classes, inputs)
     same = labels[:, :, None] == labels[:, None, :]  # (victims, batch, batch)
     own_sums = np.einsum("vij,vjd->vid", same.astype(float), truth)
-    left = counts[labels] - same.sum(axis=2)
-    means = (sums[labels] - own_sums) / np.maximum(left, 1)[:, :, None]
+    left = total.counts[labels] - same.sum(axis=2)
+    means = (total.sums[labels] - own_sums) / np.maximum(left, 1)[:, :, None]
     return np.where(left[:, :, None] > 0, means, fallback[:, None])
