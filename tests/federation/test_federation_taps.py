@@ -65,8 +65,8 @@ def observe(recipe, population, key, state, leakage, client, iteration=0):
 
 
 def assert_close(left, right, rtol=1e-4):
-    # Where a tensor's gradient is zero (the keys' biases of attention), what is there is
-    # rounding of the others.
+    # Where a tensor's gradient is zero (the keys' biases of attention), what is there
+    # is rounding of the others.
     whole = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(left))
     for one, two in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         scale = float(np.abs(one).max()) + 1e-4 * whole + 1e-9
