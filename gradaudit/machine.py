@@ -18,7 +18,7 @@ from gradaudit.errors import InputError, require
 from gradaudit.executors import core_count
 
 CACHE_VARIABLE = "GRADAUDIT_CACHE"  # a folder, or `off`
-_CONVOLUTIONS = "gradaudit.models._convolution_maps"  # built with the package, or not
+CONVOLUTIONS = "gradaudit.models._convolution_maps"  # built with the package, or not
 
 
 def configure() -> None:
@@ -197,7 +197,7 @@ def describe() -> dict[str, Any]:
         "devices": [str(device) for device in jax.local_devices()],
         "machine": platform.machine(),
         "cores": core_count(),
-        "compiled_convolutions": bool(importlib.util.find_spec(_CONVOLUTIONS)),
+        "compiled_convolutions": bool(importlib.util.find_spec(CONVOLUTIONS)),
     }
 
 

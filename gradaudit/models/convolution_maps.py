@@ -19,17 +19,18 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from gradaudit import machine
+
 Padding = tuple[tuple[int, int], tuple[int, int]]
 Convolve = Callable[[jax.Array, jax.Array, int, Padding], jax.Array]
 # (height, width) of the inputs, (height, width) of the window, stride, padding
 _Geometry = tuple[tuple[int, int], tuple[int, int], int, Padding]
-_LIBRARY = "gradaudit.models._convolution_maps"
 
 
 @functools.cache
 def compiled_convolution() -> Convolve | None:
     """Returns the compiled one, or None if it was not built or does not load."""
-    built = importlib.util.find_spec(_LIBRARY)
+    built = importlib.util.find_spec(machine.CONVOLUTIONS)
     if built is None or built.origin is None:
         return None
     try:

@@ -17,6 +17,7 @@ from gradaudit.attacks.base import Best
 from gradaudit.attacks.distances import SquaredL2
 from gradaudit.attacks.lbfgs import LBFGS, Clock, Memory
 from gradaudit.attacks.objective import Layout, objective
+from gradaudit.models.convolution import Path, fastest
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.networks import build_model
 from gradaudit.types import Observation
@@ -110,8 +111,11 @@ def ours(problem):
     return Outcome(*map(np.asarray, (values, iterates, evaluations)))
 
 
-# A search amplifies rounding, of which other convolutions have another.
-@pytest.mark.parametrize(("updates", "tolerance"), [(9, 1e-3), (20, 1e-2)])
+# A search amplifies rounding, of which patches have more.
+CLOSE = 10 if fastest() is Path.COMPILED else 9
+
+
+@pytest.mark.parametrize(("updates", "tolerance"), [(CLOSE, 1e-3), (20, 1e-2)])
 def test_objective_of_every_evaluation(ours, torchs, updates, tolerance):
     np.testing.assert_allclose(
         ours.objective[:, :updates], torchs.objective[:, :updates], rtol=tolerance
