@@ -29,6 +29,7 @@ from gradaudit.attacks.labels import (
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import WHOLE_RUN, Matching, Stop
 from gradaudit.attacks.optimizers import Adam
+from gradaudit.attacks.peeling import peeling
 from gradaudit.attacks.portfolio import Plausible, Portfolio
 from gradaudit.attacks.priors import Smooth, TotalVariation
 from gradaudit.attacks.rescues import rescues
@@ -217,7 +218,7 @@ def aware(
 
 
 def strongest(iterations: int = 1500, labels: str = "last-layer") -> Portfolio:
-    """The strongest: closed form, CPL, Gauss-Newton, cosines + TV, in turn.
+    """The strongest: closed form, CPL, Gauss-Newton, cosines + TV, peeling, in turn.
 
     Under an aware threat all of them explain what leaked through the defense, and the
     prior of Gauss-Newton follows the noise.
@@ -316,6 +317,12 @@ _TABLE = (
         spear,
         "Dimitrov et al. 2024 (SPEAR); the search is this project's",
         f"{_MODEL} of one step, batch size",
+    ),
+    Preset(
+        "peeling",
+        peeling,
+        "this project; layers in turn as in Zhu and Blaschko 2021 (R-GAP)",
+        f"{_MODEL} of one example, pixel range",
     ),
     Preset(
         "tableak",

@@ -1,7 +1,8 @@
 """Rescues: what a portfolio asks about victims whose searches are lost.
 
 Cosine and total variation are slow and blurred, and find what L-BFGS and Gauss-Newton
-don't: inputs of trained networks, and of networks with kinks.
+don't: inputs of trained networks, and of networks with kinks. Behind kinks, peeling
+takes one layer after the other where the network says what its layers are.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from gradaudit.attacks.distances import Cosine, TensorCosine
 from gradaudit.attacks.labels import LabelStrategy
 from gradaudit.attacks.matching import WHOLE_RUN, Matching, Stop
 from gradaudit.attacks.optimizers import Adam
+from gradaudit.attacks.peeling import Peeling
 from gradaudit.attacks.priors import TotalVariation
 from gradaudit.attacks.starts import Patterned, Uniform
 
@@ -19,6 +21,8 @@ from gradaudit.attacks.starts import Patterned, Uniform
 _LOST = 1e-4
 # Who explains less than half of what leaked is lost in noise, not on rough ground.
 _NOISY = 0.5
+# Peeling needs nobody's answer to be near: it is only spared what is noise throughout.
+_DROWNED = 0.9
 
 
 def rescues(labels: LabelStrategy) -> tuple[Member, ...]:
@@ -26,6 +30,13 @@ def rescues(labels: LabelStrategy) -> tuple[Member, ...]:
     return (
         Member("cosine, TV 0.001", _smooth(1e-3, labels), above=_LOST),
         Member("cosine, TV 0.01", _smooth(1e-2, labels), above=_LOST),
+        Member(
+            "peeling",
+            Peeling(labels=labels),
+            above=_LOST,
+            below=_DROWNED,
+            for_kinks=True,
+        ),
         Member(
             "tensors' cosines",
             _rough(labels),

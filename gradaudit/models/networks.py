@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from gradaudit.errors import InputError, require, unknown_name
@@ -19,6 +20,7 @@ from gradaudit.models.convolution import (
 from gradaudit.models.deep_networks import Norm, Residual, Transformer
 from gradaudit.models.model import Model
 from gradaudit.spec import rebuilds
+from gradaudit.types import PyTree
 
 
 class ConvNet(nn.Module):
@@ -37,17 +39,9 @@ class ConvNet(nn.Module):
         """Returns the logits."""
         values = inputs
         for index, layer in enumerate(self.layers, 1):
-            values = Convolution(
-                layer,
-                self.kernel_init,
-                self.bias_init,
-                self.conv_path,
-                name=f"conv{index}",
-            )(values)
-            values = self.activation(values)
-            if layer.pool > 1:
-                window = (layer.pool, layer.pool)
-                values = nn.max_pool(values, window, window, padding="SAME")
+            values = self._behind(
+                layer, self._convolution(layer, f"conv{index}")(values)
+            )
         values = values.reshape(values.shape[0], -1)
         for index, width in enumerate(self.hidden, 1):
             values = self.activation(self._dense(width, f"dense{index}")(values))
@@ -58,6 +52,37 @@ class ConvNet(nn.Module):
         """The names of the dense layers, first to last."""
         hidden = [f"dense{index}" for index, _ in enumerate(self.hidden, 1)]
         return (*hidden, "output")
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of the convolutions, first to last: see `stage`."""
+        return tuple(f"conv{index}" for index, _ in enumerate(self.layers, 1))
+
+    def stage(self, name: str, params: PyTree, values: jax.Array) -> jax.Array:
+        """Returns what one convolution and its pooling make of values.
+
+        The stages, one after the other, make what the first dense layer reads.
+        """
+        layer = self.layers[self.stages.index(name)]
+        alone = self._convolution(layer, name, parent=None)
+        return self._behind(layer, jnp.asarray(alone.apply({"params": params}, values)))
+
+    def _convolution(self, layer: Layer, name: str, **parent: None) -> Convolution:
+        return Convolution(
+            layer,
+            self.kernel_init,
+            self.bias_init,
+            self.conv_path,
+            name=name,
+            **parent,
+        )
+
+    def _behind(self, layer: Layer, values: jax.Array) -> jax.Array:
+        values = self.activation(values)
+        if layer.pool == 1:
+            return values
+        window = (layer.pool, layer.pool)
+        return nn.max_pool(values, window, window, padding="SAME")
 
     def _dense(self, width: int, name: str) -> Dense:
         return Dense(

@@ -116,11 +116,15 @@ def test_the_record_has_the_letter_of_the_systematization(text, letter, uncounte
     assert record["uncounted"] == [knowledge.value for knowledge in uncounted]
 
 
+# They read one look, layer by layer or in closed form.
+ALONE = ("analytic", "spear", "imprint", "peeling")
+
+
 def test_several_looks_are_for_attacks_that_explain_them_together():
     twice = Threat.parse("curious", Leakage.EXAMPLE, looks=2)
     for name, preset in PRESETS.items():
         attack = preset.make()
-        assert attack.joint == (name not in ("analytic", "spear", "imprint"))
+        assert attack.joint == (name not in ALONE)
         if attack.joint:
             twice.check(attack)
         else:
