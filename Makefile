@@ -38,7 +38,7 @@ data: $(READY) ## fetch MNIST, so that the tests that need it run
 	$(BIN)/gradaudit data fetch mnist
 
 # Bytecode is written when a module is first imported: few of all modules ever are.
-$(READY): pyproject.toml constraints.txt setup.py gradaudit/models/convolution_maps.c
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard gradaudit/models/*.[ch] defenses/*.c)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gradaudit needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip

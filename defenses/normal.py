@@ -1,27 +1,35 @@
-"""Normal numbers for noise: the hash of jax and its formula, in one fused pass.
+"""Normal numbers for noise: the hash of jax and its formula, in one pass.
 
-Why it is here, although `jax.random.normal` exists: speed on CPU. Times of jax / own,
-2 shared and busy cores, jax 0.10.2, fastest of 200 to 300 calls, every run that was
-made: 12,000 numbers 2.5 and 1.3; 5 x 12,000 1.6 and 1.7; 5 x 120,000 2.4 and 2.9.
-About half of that jax has too, without partitionable keys (5 x 12,000: 0.35 ms own,
-0.43 so, 0.60 jax's default; measured once). A local iteration of Fed-CDP (model cnn,
-B = 5), as a multiple of one without a defense: 1.5 own and 1.8 jax in chunks of 5
-clients, 1.7 and 1.9 in chunks of 10, one run each. The ratios carry the noise of a busy
-machine; `gradaudit bench run cost` measures the iteration.
+On CPU the pass is C (`normal_numbers.c`) that XLA calls; elsewhere, and where the
+package was built without a C compiler, the same numbers up to rounding in jax.
+
+Why it is here, although `jax.random.normal` exists: speed on CPU. 4 x 50,186 numbers,
+one jitted call, fastest of 500: 1.2 ns a number in C (twice), 3.0 in jax's own
+operations as below. Those against `jax.random.normal`, 2 shared and busy cores, jax
+0.10.2: times of jax / own 2.5 and 1.3 for 12,000 numbers, 1.6 and 1.7 for 5 x 12,000,
+2.4 and 2.9 for 5 x 120,000, every run that was made. About half of that jax has too,
+without partitionable keys (5 x 12,000: 0.35 ms own, 0.43 so, 0.60 jax's default;
+measured once). `gradaudit bench run cost` measures a whole iteration of Fed-CDP.
 
 What differs from `jax.random.normal`: both halves of a hash are kept, so that equal
 keys give other numbers than jax's, and log(1 - u^2) is one log. What is the same, by
 tests/defenses/test_normal.py: the hash, threefry 2x32, bit by bit on 1,000 counters;
 normal numbers within 1e-6 of the exact ones for every pattern of bits but the lowest,
-which is bounded; moments, tails, and no correlation between the halves. As in jax, 23
-bits make a number, and this is no source for cryptography.
+which is bounded, in C and in jax; moments, tails, and no correlation between the
+halves. As in jax, 23 bits make a number, and this is no source for cryptography.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradaudit import machine
 from gradaudit.types import Key
+
+TARGET = "gradaudit_normal_numbers"  # the names by which XLA knows the C
+BITS_TARGET = "gradaudit_normal_of_bits"
 
 _PARITY = np.uint32(0x1BD11BDA)
 
@@ -56,11 +64,30 @@ def standard_normal(key: Key, shape: tuple[int, ...]) -> jax.Array:
     if str(jax.random.key_impl(key)) != "threefry2x32":
         return jax.random.normal(key, shape)
     count = int(np.prod(shape))
+    words = jax.random.key_data(key)
+    fused = functools.partial(normal_numbers, count=count)
+    if not compiled():
+        return fused(words).reshape(shape)
+    shape_of = jax.ShapeDtypeStruct((count,), jnp.float32)  # type: ignore[no-untyped-call]
+    numbers = jax.ffi.ffi_call(TARGET, shape_of, vmap_method="broadcast_all")
+    drawn: jax.Array = jax.lax.platform_dependent(words, cpu=numbers, default=fused)
+    return drawn.reshape(shape)
+
+
+@functools.cache
+def compiled() -> bool:
+    """Returns whether the C was built with the package, and loads."""
+    symbols = {TARGET: "normal_numbers", BITS_TARGET: "normal_of_bits"}
+    return machine.offer_to_xla(machine.NORMAL_NUMBERS, symbols)
+
+
+def normal_numbers(words: jax.Array, count: int) -> jax.Array:
+    """Returns `count` numbers of a key's two words, in jax: where there is no C."""
     half = -(-count // 2)
     first = jax.lax.iota(jnp.uint32, half)
-    halves = threefry(jax.random.key_data(key), first, first + np.uint32(half))
+    halves = threefry(words, first, first + np.uint32(half))
     # Joined before they are used, or every use would hash the counters again.
-    return _normal_from(jnp.concatenate(halves))[:count].reshape(shape)
+    return _normal_from(jnp.concatenate(halves))[:count]
 
 
 def threefry(

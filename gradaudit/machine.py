@@ -1,6 +1,8 @@
 """The machine side of a run: caches, devices, and how units are cut over them."""
 
+import ctypes
 import functools
+import importlib.util
 import os
 import pathlib
 import platform
@@ -18,7 +20,10 @@ from gradaudit.errors import InputError, require
 from gradaudit.executors import core_count
 
 CACHE_VARIABLE = "GRADAUDIT_CACHE"  # a folder, or `off`
-CONVOLUTIONS = "gradaudit.models._convolution_maps"  # built with the package, or not
+# C that is built with the package, or not.
+CONVOLUTIONS = "gradaudit.models._convolution_maps"
+NORMAL_NUMBERS = "gradaudit.defenses._normal_numbers"
+UNIT_NORMS = "gradaudit.defenses._unit_norms"
 
 
 def configure() -> None:
@@ -186,7 +191,6 @@ def cache_folder() -> pathlib.Path | None:
 def describe() -> dict[str, Any]:
     """Returns versions, backend and devices for a result."""
     import importlib.metadata
-    import importlib.util
 
     packages = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "dp-accounting")
     return {
@@ -198,7 +202,28 @@ def describe() -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": core_count(),
         "compiled_convolutions": bool(importlib.util.find_spec(CONVOLUTIONS)),
+        "compiled_normal_numbers": bool(importlib.util.find_spec(NORMAL_NUMBERS)),
+        "compiled_unit_norms": bool(importlib.util.find_spec(UNIT_NORMS)),
     }
+
+
+def offer_to_xla(module: str, symbols: dict[str, str]) -> bool:
+    """Registers a module's C functions, by the names that XLA will know them by.
+
+    Returns False where the module was not built or does not load.
+    """
+    built = importlib.util.find_spec(module)
+    if built is None or built.origin is None:
+        return False
+    try:
+        library = ctypes.CDLL(built.origin)
+        for target, symbol in symbols.items():
+            function = getattr(library, symbol)
+            capsule = jax.ffi.pycapsule(function)  # type: ignore[no-untyped-call]
+            jax.ffi.register_ffi_target(target, capsule, platform="cpu")
+    except (OSError, AttributeError, jax.errors.JaxRuntimeError):
+        return False  # of another platform, or for an interface that XLA has left
+    return True
 
 
 def briefly(

@@ -114,8 +114,14 @@ def test_the_wheel_holds_every_module_once(root, wheel):
     assert python == expected
     assert "gradaudit/py.typed" in inside
     assert any(name.endswith("licenses/LICENSE") for name in inside)
-    compiled = [name for name in inside if "models/_convolution_maps" in name]
-    assert len(compiled) == bool(shutil.which("cc"))  # without a compiler, without it
+    parts = (
+        "models/_convolution_maps",
+        "defenses/_normal_numbers",
+        "defenses/_unit_norms",
+    )
+    for source in parts:
+        compiled = [name for name in inside if f"gradaudit/{source}" in name]
+        assert len(compiled) == bool(shutil.which("cc"))  # no compiler, none of it
 
 
 def test_the_wheel_imports_from_anywhere(wheel, tmp_path):

@@ -40,7 +40,7 @@ def aggregate(params: PyTree, total: PyTree, weight: jax.Array) -> PyTree:
     return jax.tree.map(new, params, total)
 
 
-_CACHED_PARAMETERS = 250_000  # of clients that are vectorised together on a CPU core
+_CACHED_PARAMETERS = 120_000  # of clients that are vectorised together on a CPU core
 
 
 def default_chunk(params: PyTree) -> int:

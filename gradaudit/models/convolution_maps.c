@@ -11,19 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "xla_ffi.h"
-
-#define LANES 16
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__linux__)
-#define EVERY_CPU \
-  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define EVERY_CPU
-#endif
-
-/* 16 numbers, wherever they lie; may_alias: what is read was written as float. */
-typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
+#include "xla_call.h"
 
 typedef struct {
   int64_t count;          /* n */
@@ -241,12 +229,6 @@ EVERY_CPU static void by_kernel(const Shape* s, const float* restrict inputs,
 typedef void Map(const Shape*, const float* restrict, const float* restrict,
                  float* restrict, float* restrict, float* restrict);
 
-static XLA_FFI_Error* refuse(XLA_FFI_CallFrame* frame, const char* words) {
-  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, words,
-                                    XLA_FFI_Error_Code_INVALID_ARGUMENT};
-  return frame->api->XLA_FFI_Error_Create(&args);
-}
-
 /* The distance from one sample to the next along each batch axis; 0 where it is shared. */
 static void strides_of(const XLA_FFI_Buffer* buffer, int64_t batch, int64_t* strides) {
   int64_t size = 1;
@@ -257,14 +239,7 @@ static void strides_of(const XLA_FFI_Buffer* buffer, int64_t batch, int64_t* str
 }
 
 static XLA_FFI_Error* run(XLA_FFI_CallFrame* frame, Map* map) {
-  if (frame->extension_start != NULL &&
-      frame->extension_start->type == XLA_FFI_Extension_Metadata) {
-    XLA_FFI_Metadata* metadata =
-        ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
-    metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-    metadata->api_version.minor_version = XLA_FFI_API_MINOR;
-    return NULL;
-  }
+  if (asked_for_version(frame)) return NULL;
   enum { MOST_AXES = 16 };
   const XLA_FFI_Buffer* first = frame->args.args[0];
   const XLA_FFI_Buffer* second = frame->args.args[1];

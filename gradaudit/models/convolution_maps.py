@@ -6,9 +6,7 @@ own. The loops are C (`convolution_maps.c` says why) and XLA calls them. A packa
 was built without a C compiler has none, and `compiled_convolution` returns None.
 """
 
-import ctypes
 import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -30,18 +28,8 @@ _Geometry = tuple[tuple[int, int], tuple[int, int], int, Padding]
 @functools.cache
 def compiled_convolution() -> Convolve | None:
     """Returns the compiled one, or None if it was not built or does not load."""
-    built = importlib.util.find_spec(machine.CONVOLUTIONS)
-    if built is None or built.origin is None:
-        return None
-    try:
-        library = ctypes.CDLL(built.origin)
-        for name in _SHAPES:
-            symbol = getattr(library, f"convolution_{name}")
-            function = jax.ffi.pycapsule(symbol)  # type: ignore[no-untyped-call]
-            jax.ffi.register_ffi_target(target(name), function, platform="cpu")
-    except (OSError, AttributeError, jax.errors.JaxRuntimeError):
-        return None  # of another platform, or for an interface that XLA has left
-    return _convolve
+    symbols = {target(name): f"convolution_{name}" for name in _SHAPES}
+    return _convolve if machine.offer_to_xla(machine.CONVOLUTIONS, symbols) else None
 
 
 def _convolve(

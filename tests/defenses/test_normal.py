@@ -7,7 +7,22 @@ import pytest
 from jax.extend.random import threefry_2x32
 from scipy import special, stats
 
-from gradaudit.defenses.normal import _normal_from, standard_normal, threefry
+from gradaudit.defenses import normal
+from gradaudit.defenses.normal import (
+    BITS_TARGET,
+    TARGET,
+    _normal_from,
+    compiled,
+    standard_normal,
+    threefry,
+)
+
+WITH_C = pytest.mark.skipif(not compiled(), reason="there was no C compiler")
+
+
+def normal_in_c(bits):
+    numbers = jax.ShapeDtypeStruct(bits.shape, jnp.float32)
+    return jax.ffi.ffi_call(BITS_TARGET, numbers)(bits)
 
 
 def test_threefry_is_that_of_jax():
@@ -18,16 +33,44 @@ def test_threefry_is_that_of_jax():
 
 
 @pytest.mark.parametrize(
+    "formula",
+    [_normal_from, pytest.param(normal_in_c, marks=WITH_C)],
+    ids=["jax", "C"],
+)
+@pytest.mark.parametrize(
     "every", [31, pytest.param(1, marks=pytest.mark.slow)], ids=["one of 31", "all"]
 )
-def test_normal_numbers_are_exact_to_float32_for_every_pattern_of_bits(every):
+def test_normal_numbers_are_exact_to_float32_for_every_pattern_of_bits(every, formula):
     bits = np.arange(2**9, 2**32, 2**9, dtype=np.uint32)[::every]  # all but u = -1
     unit = 2.0 * (bits >> 9 | 0x3F800000).astype(np.uint32).view(np.float32) - 3
     exact = np.sqrt(2) * special.erfinv(unit.astype(np.float64))
-    ours = np.asarray(_normal_from(jnp.asarray(bits)), np.float64)
+    ours = np.asarray(formula(jnp.asarray(bits)), np.float64)
     np.testing.assert_allclose(ours, exact, rtol=1e-6, atol=1e-12)
-    smallest = float(_normal_from(jnp.zeros(1, jnp.uint32))[0])
+    smallest = float(formula(jnp.zeros(1, jnp.uint32))[0])
     assert -6 < smallest < exact.min()
+
+
+@WITH_C
+@pytest.mark.parametrize("count", [0, 1, 2, 15, 31, 32, 33, 63, 65, 50_186, 50_187])
+def test_compiled_or_not_the_numbers_are_the_same(count, monkeypatch):
+    """One by one and side by side, whatever is left of a vector."""
+    keys = jax.random.split(jax.random.key(count), (2, 3))
+    draw = jax.vmap(jax.vmap(lambda key: standard_normal(key, (count,))))
+    in_c = np.asarray(jax.jit(draw)(keys))
+    alone = np.asarray(standard_normal(keys[1, 2], (count,)))
+    np.testing.assert_array_equal(in_c[1, 2], alone)
+    monkeypatch.setattr(normal, "compiled", lambda: False)
+    np.testing.assert_allclose(in_c, jax.jit(draw)(keys), rtol=1e-6, atol=1e-12)
+
+
+@WITH_C
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_other_platforms_run_what_jax_compiles(platform):
+    draw = jax.jit(jax.vmap(lambda key: standard_normal(key, (5,))))
+    ours = jax.export.DisabledSafetyCheck.custom_call(TARGET)
+    keys = jax.random.split(jax.random.key(0), 2)
+    export = jax.export.export(draw, platforms=[platform], disabled_checks=[ours])
+    assert (TARGET in export(keys).mlir_module()) == (platform == "cpu")
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100_001])
