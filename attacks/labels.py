@@ -95,18 +95,25 @@ class Counts:
     """The multiset of labels of a batch, repeats included.
 
     The last bias' gradient of a mean loss is mean(softmax) - count / batch. The
-    attacker knows the parameters, so that random inputs of its own show what
-    mean(softmax) is like; what remains is count, allotted greedily to whole labels.
+    attacker knows the parameters, so that random inputs of its own, of every
+    brightness, show what mean(softmax) is like; what remains is count, allotted
+    greedily to whole labels. `drawn`: as if the batch were as many of them as it has
+    examples, so that every key has an opinion of its own, for who tries several.
     """
 
-    samples: int = 64
+    samples: int = 256
+    drawn: bool = False
 
     def __call__(
         self, key: Key, model: Model, observation: Observation
     ) -> jax.Array | None:
         """Returns the labels, sorted by class."""
         examples = observation.training.examples
-        own = jax.random.uniform(key, (self.samples, *model.input_shape))
+        samples = examples if self.drawn else self.samples
+        pixels_key, brightness_key = jax.random.split(key)
+        own = jax.random.uniform(pixels_key, (samples, *model.input_shape))
+        one_each = (samples, *[1] * len(model.input_shape))
+        own *= jax.random.uniform(brightness_key, one_each)
         logits = model.apply(observation.params, observation.buffers, own)
         softmax = jnp.mean(jax.nn.softmax(logits), axis=0)
         # Several local steps sum their gradients: back to the mean over all examples.

@@ -18,7 +18,7 @@ from gradaudit.attacks.accounts import Account, accounts, misfit
 from gradaudit.attacks.base import Attack, Member
 from gradaudit.attacks.distances import RelativeL2
 from gradaudit.attacks.likelihood import ROUNDING, TINY
-from gradaudit.attacks.priors import Prior, Smooth, apart
+from gradaudit.attacks.priors import Prior, Smooth, TotalVariation, apart
 from gradaudit.attacks.turns import Verdict
 from gradaudit.errors import require
 from gradaudit.models.gradients import one_hot, per_example_gradients
@@ -72,6 +72,40 @@ class Plausible:
 
 
 @dataclasses.dataclass(frozen=True)
+class LeastProduct:
+    """The least of misfit x roughness: which of several prior weights was right.
+
+    Reginska 1996: where the curve of both, in logarithms, has its corner. A rougher
+    picture always explains a little more; it is believed if it explains more by a
+    larger factor than it is rougher. `flat` is no roughness at all, or a blank picture
+    would explain everything. What is not an image is judged by its misfit.
+    """
+
+    distance: RelativeL2 = RelativeL2(weight=1.0)
+    prior: Prior = TotalVariation(1.0)
+    precision: float = ROUNDING
+    flat: float = 1e-2
+
+    def __call__(
+        self,
+        model: Model,
+        observation: Observation,
+        inputs: jax.Array,
+        labels: jax.Array,
+        weight: jax.Array | float,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the product's logarithm, the relative misfit, and 0 for noise."""
+        replays = observation.training.local_steps > 1
+        inputs, targets = jnp.clip(inputs, 0.0, 1.0), one_hot(labels, model.classes)
+        found = misfit(
+            accounts(self.distance, model, observation, replays, inputs, targets)
+        )
+        rough = weight * self.prior(inputs) + self.flat
+        cost = jnp.log(found + self.precision) + jnp.log(rough)
+        return jnp.where(jnp.isnan(cost), jnp.inf, cost), found, jnp.zeros(())
+
+
+@dataclasses.dataclass(frozen=True)
 class Portfolio(Attack):
     """Attacks in the order in which they are asked.
 
@@ -84,7 +118,7 @@ class Portfolio(Attack):
     """
 
     members: tuple[Member, ...]
-    criterion: Plausible = Plausible()
+    criterion: Plausible | LeastProduct = Plausible()
     solved: float = 1e-6
     floor: float = 1e-10
 
@@ -157,7 +191,7 @@ class Portfolio(Attack):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _judged(
-    criterion: Plausible,
+    criterion: Plausible | LeastProduct,
     model: Model,
     observation: Observation,
     inputs: Any,

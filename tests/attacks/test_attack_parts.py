@@ -146,6 +146,28 @@ def test_the_labels_of_a_batch_are_recovered_with_repeats(size, distinct):
     assert exact >= 45
 
 
+def test_who_tries_several_labels_has_the_right_ones_among_them():
+    """Batches that the mean over its own inputs mistakes are found by some draw."""
+    data = load_dataset("photos")
+    model = build_model("cpl", data.shape, data.classes)
+
+    @jax.jit
+    def tries(observation):
+        draw = functools.partial(Counts(drawn=True), model=model)
+        each = jax.vmap(lambda key: draw(key, observation=observation))
+        return each(jax.random.split(KEY, 16)), Counts()(KEY, model, observation)
+
+    mistaken, found = 0, 0
+    for batch in range(40):
+        rows = np.random.default_rng([8, batch]).choice(len(data), 8)
+        labels = sorted(data.labels[rows].tolist())
+        observation, _ = leak(model, data.inputs[rows], data.labels[rows], seed=batch)
+        drawn, first = (found.tolist() for found in tries(observation))
+        mistaken += first != labels
+        found += labels in [first, *drawn]
+    assert 1 <= mistaken <= 8 and found >= 39
+
+
 def test_more_examples_than_classes_still_give_labels():
     data = load_dataset("lfw-patches")
     model = build_model("cpl", data.shape, data.classes)

@@ -11,7 +11,7 @@ import gradaudit as ga
 from gradaudit.attacks import Adam, Analytic, Attack, Matching, Stop, cpl, turns
 from gradaudit.attacks.base import Member, run
 from gradaudit.attacks.distances import Cosine, RelativeL2
-from gradaudit.attacks.portfolio import Portfolio
+from gradaudit.attacks.portfolio import LeastProduct, Portfolio
 from gradaudit.errors import InputError
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.networks import build_model
@@ -24,12 +24,12 @@ GREY = Matching(distance=Cosine(), optimizer=Adam(), stop=Stop(iterations=1))
 SMALL = {"dataset": "digits", "model": "dpfl-2conv", "victims": 6, "draws": 2}
 
 
-def portfolio(*attacks, solved=1e-6, continues=False):
+def portfolio(*attacks, solved=1e-6, continues=False, **more):
     members = [
         Member(f"{number}", attack, continues and number > 0)
         for number, attack in enumerate(attacks)
     ]
-    return Portfolio(tuple(members), solved=solved)
+    return Portfolio(tuple(members), solved=solved, **more)
 
 
 def test_who_opens_has_the_numbers_that_it_has_alone():
@@ -222,6 +222,30 @@ def test_the_criterion_is_free_of_scale():
     assert 1e-3 < verdicts[0].misfit < 1e3 and not verdicts[0].solved
     assert verdicts[1].solved and verdicts[1].cost < verdicts[0].cost
     assert verdicts[2].misfit == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_rougher_picture_is_believed_if_it_explains_more_than_it_is_rougher():
+    """The lowest misfit alone would take it always, a prior alone never."""
+    model, victims, digits = digit_victims()
+    made = portfolio(QUICK, criterion=LeastProduct())
+    one = victims.observe(np.zeros(1, np.int64)).first()
+    truth, label = digits.inputs[:1], digits.labels[:1]
+    rough = np.asarray(truth).copy()
+    rough[:, ::2, ::2] = 1 - rough[:, ::2, ::2]
+
+    def judged(picture):
+        return made.judge(model, one, np.asarray(picture, np.float32), label)
+
+    blank, smooth = judged(np.full_like(truth, 0.5)), judged(0.9 * truth + 0.05)
+    assert judged(truth).cost < smooth.cost < min(blank.cost, judged(rough).cost)
+    # As far from the truth in what they explain, the smoother one is preferred.
+    grains = np.random.default_rng(0).normal(0, 1, truth.shape)
+    rougher = next(
+        verdict
+        for size in np.linspace(1e-3, 1.0, 200)
+        if (verdict := judged(truth + size * grains)).misfit >= 0.95 * smooth.misfit
+    )
+    assert rougher.cost > smooth.cost
 
 
 def test_strongest_lists_its_members_and_is_cheap_where_it_is_easy(tmp_path):

@@ -1,5 +1,6 @@
 """A budget is one thing, wherever it is given."""
 
+import dataclasses
 import inspect
 
 import jax.numpy as jnp
@@ -82,3 +83,10 @@ def test_the_published_weight_is_the_first_of_those_that_are_chosen_from():
     assert chosen.members[0].attack == parse("gradinv", iterations=7)
     assert chosen.solved == 0.0  # all of them are asked about everybody
     assert len({member.attack.priors for member in chosen.members}) == 3
+
+
+def test_a_patient_search_tries_other_labels_only_where_it_ends_early():
+    first, *others = parse("patient", iterations=7).members
+    assert all(member.above > 0 for member in others) and first.above == 0
+    told = dataclasses.replace(others[0].attack, labels=first.attack.labels)
+    assert told == first.attack != others[0].attack
