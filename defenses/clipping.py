@@ -72,11 +72,8 @@ def told_norms(leaf: Units, norm: Norm = Norm.L2) -> jax.Array:
     slowly = functools.partial(unit_norms, norm=norm)
     if norm is Norm.L1 or leaf.dtype != jnp.float32 or not compiled():
         return slowly(leaf)
-    shape_of = jax.ShapeDtypeStruct(leaf.shape[:1], jnp.float32)  # type: ignore[no-untyped-call]
-    call = jax.ffi.ffi_call(TARGET, shape_of, vmap_method="broadcast_all")
     rows = leaf.reshape(leaf.shape[0], -1)
-    told: jax.Array = jax.lax.platform_dependent(rows, cpu=call, default=slowly)
-    return told
+    return machine.in_c(TARGET, leaf.shape[:1], slowly)(rows)
 
 
 @functools.cache

@@ -68,10 +68,7 @@ def standard_normal(key: Key, shape: tuple[int, ...]) -> jax.Array:
     fused = functools.partial(normal_numbers, count=count)
     if not compiled():
         return fused(words).reshape(shape)
-    shape_of = jax.ShapeDtypeStruct((count,), jnp.float32)  # type: ignore[no-untyped-call]
-    numbers = jax.ffi.ffi_call(TARGET, shape_of, vmap_method="broadcast_all")
-    drawn: jax.Array = jax.lax.platform_dependent(words, cpu=numbers, default=fused)
-    return drawn.reshape(shape)
+    return machine.in_c(TARGET, (count,), fused)(words).reshape(shape)
 
 
 @functools.cache
