@@ -37,6 +37,8 @@ _FACES, _MNIST, _PHOTOS = "lfw-patches", "mnist", "photos"
 _SETS = (_FACES, _MNIST, _PHOTOS)
 _NOISE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _PRUNED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+# Adam with these weights of total variation, beside Gauss-Newton.
+_ADAM = {0.001: 0.01, 0.003: 0.01, 0.01: 0.1, 0.03: 0.1}
 _ASKED = 0.6  # of a face's gradient pruned: everybody of the portfolio is asked
 _LOOKS = (1, 4, 16)
 # What a saturated example of a batch takes: set on seeds that no cell uses.
@@ -64,7 +66,9 @@ class _Sizes:
     draws: int
 
 
-_SEEDS = {_FACES: (8, 9, 10), _MNIST: tuple(range(5)), _PHOTOS: tuple(range(5))}
+_SEEDS = {
+    _FACES: tuple(range(8, 20)), _MNIST: tuple(range(5)), _PHOTOS: tuple(range(5)),
+}  # fmt: skip
 _FEW = (0.3, 0.6, 0.9)
 _SIZES = {
     Scale.SMALL: _Sizes(
@@ -74,7 +78,7 @@ _SIZES = {
         swept=12, batches=8, slow=12, trained=12, draws=4,
     ),
     Scale.PAPER: _Sizes(
-        _SEEDS | {_FACES: tuple(range(8, 20))},
+        _SEEDS,
         dict.fromkeys((_FACES, _MNIST), _NOISE),
         dict.fromkeys(_SETS, _PRUNED),
         swept=40, batches=20, slow=100, trained=40, draws=10,
@@ -88,6 +92,14 @@ def _threats(dataset: str, defense: str, everybody: bool) -> list[Run]:
     aware = curious | {"threat": "aware", "method": "gauss-newton"}
     asked = [curious, aware]
     return [*asked, aware | {"method": "strongest"}] if everybody else asked
+
+
+def _noisy(dataset: str, sigma: float) -> list[Run]:
+    """Returns who faces noise of this scale: on faces also Adam, where it has a say."""
+    asked = _threats(dataset, f"fed-cdp:clip=4,sigma={sigma:g}", False)
+    if dataset == _FACES and sigma in _ADAM:
+        asked.append(asked[-1] | {"method": f"aware:variation={_ADAM[sigma]:g}"})
+    return asked
 
 
 def _cases(own: _Sizes, seed: int) -> dict[str, list[Run]]:
@@ -119,7 +131,7 @@ def _cases(own: _Sizes, seed: int) -> dict[str, list[Run]]:
             swept | run
             for data, sigmas in own.noise.items()
             for sigma in sigmas
-            for run in _threats(data, f"fed-cdp:clip=4,sigma={sigma:g}", False)
+            for run in _noisy(data, sigma)
         ],
         "looks": [
             swept
