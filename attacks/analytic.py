@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.problem import Reading
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.deep_networks import from_patches
 from gradaudit.models.model import Model
 from gradaudit.types import Key, LocalTraining, Observation, PyTree, Status
@@ -59,7 +59,8 @@ class Analytic(Attack):
     def problem(self, model: Model, observation: Observation) -> "Inversion":
         """Returns the inversion, or raises in words why there can be none."""
         why = self.unfit(model, observation)
-        require(not why, why)
+        if why:
+            raise InputError(why)
         return Inversion(self.labels, model, observation.training)
 
 

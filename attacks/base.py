@@ -16,7 +16,7 @@ from gradaudit.attacks import lanes
 from gradaudit.attacks.problem import Problem
 from gradaudit.attacks.search import Ended, Watcher, search_all
 from gradaudit.attacks.turns import Turn, Verdict, take_turns
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.models.gradients import has_kinks
 from gradaudit.models.model import Model
 from gradaudit.types import (
@@ -160,7 +160,8 @@ class ClosedForm(Attack, abc.ABC):
     ) -> Reconstruction:
         """Returns the solution, or raises in words why there can be none."""
         why = self.unfit(model, observation)
-        require(not why, why)
+        if why:
+            raise InputError(why)
         check_observation(model, observation)
         return self.solve(key, model, observation)
 
@@ -204,10 +205,10 @@ def run(
     keeps its own), and its cost is not counted here. This is how one attack finishes
     what another one started; an attack that can do it says so (`continues`).
     """
-    require(
-        begun is None or attack.continues,
-        f"{type(attack).__name__} can't go on from what another attack handed in",
-    )
+    if not (begun is None or attack.continues):
+        raise InputError(
+            f"{type(attack).__name__} can't go on from what another attack handed in"
+        )
     first = victims.observe(np.zeros(1, np.int64))
     if attack.members:
         return _in_turn(attack, key, model, victims, slots, watcher, only, ended)
@@ -262,7 +263,8 @@ def _in_turn(
         smooth = "" if has_kinks(model, one.params, one.buffers) else "it has no kinks"
         pairs = zip(unfit, portfolio.members, strict=True)
         unfit = [why or (smooth if member.for_kinks else "") for why, member in pairs]
-    require(not all(unfit), "; ".join(unfit))
+    if all(unfit):
+        raise InputError("; ".join(unfit))
     opener = unfit.index("")
 
     def turn(index: int, member: Member) -> Turn:
@@ -374,20 +376,20 @@ def check_observation(model: Model, observation: Observation) -> None:
                 f"the leaked gradient of {name} holds NaN or infinity: nothing can be "
                 "rebuilt from it; check the training step that produced it"
             )
-    require(
-        any(np.asarray(leaf).any() for leaf in jax.tree.leaves(observation.sent)),
-        "the leaked gradient is zero everywhere: it holds no information",
-    )
+    if not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(observation.sent)):
+        raise InputError(
+            "the leaked gradient is zero everywhere: it holds no information"
+        )
     if observation.labels is not None:
         check_labels(model, observation.labels, observation.training.examples)
 
 
 def check_labels(model: Model, labels: jax.Array, count: int) -> None:
     """Raises unless these are `count` labels of the model."""
-    require(
-        labels.shape == (count,),
-        f"{count} known labels were expected, got shape {labels.shape}",
-    )
+    if labels.shape != (count,):
+        raise InputError(
+            f"{count} known labels were expected, got shape {labels.shape}"
+        )
     known = np.asarray(labels)
     outside = (known < 0) | (known >= model.classes)
     if outside.any():

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from gradaudit.attacks.objective import Layout
 from gradaudit.attacks.problem import Couple, Pool
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.types import Status
 
 _FAR = 1e30  # squared, of what is not finite
@@ -44,7 +44,8 @@ class Consistency:
     weight: float = 0.01
 
     def __post_init__(self) -> None:
-        require(0 <= self.weight <= 1, f"weight must lie in [0, 1], got {self.weight}")
+        if not 0 <= self.weight <= 1:
+            raise InputError(f"weight must lie in [0, 1], got {self.weight}")
 
     def couple(self, layout: Layout) -> "Drawn":
         """Returns the coupling."""

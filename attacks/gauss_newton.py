@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from gradaudit.attacks.base import Best
 from gradaudit.attacks.lbfgs import Clock, Evaluate, Progress, Project
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 
 _GROWS, _SHRINKS = 4.0, 0.25  # of the damping, after a failure and a success
 _GOOD = 0.25  # share of the promised fall that counts as a success
@@ -68,8 +68,10 @@ class GaussNewton:
     def __post_init__(self) -> None:
         for name in ("products", "probes", "window"):
             value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1, got {value}")
-        require(self.damping > 0, f"damping must be positive, got {self.damping}")
+            if not value >= 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        if not self.damping > 0:
+            raise InputError(f"damping must be positive, got {self.damping}")
 
     @property
     def updates(self) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gradaudit.attacks.base import ClosedForm
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
-from gradaudit.errors import require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.models.model import CoupledNetwork, Model, Network
 from gradaudit.types import (
     HostOrDevice,
@@ -99,11 +99,11 @@ class Imprinted:
         """Returns the network's variables, with the layer among its parameters."""
         variables = dict(self.network.init(key, inputs))
         params = variables["params"]
-        require(
-            isinstance(params, Mapping),
-            "an imprint layer is put beside the layers of a network whose parameters "
-            f"have names, and these are a {type(params).__name__}",
-        )
+        if not isinstance(params, Mapping):
+            raise InputError(
+                "an imprint layer is put beside the layers of a network whose "
+                f"parameters have names, and these are a {type(params).__name__}"
+            )
         direction, edges = self.measurement(inputs.shape[1:]), np.asarray(self.edges)
         bins = len(edges) - 1
         scale = 1.0 / np.diff(edges) if self.sparse else np.ones(bins)
@@ -154,8 +154,10 @@ class Imprint(ClosedForm):
     labels: LabelStrategy = LastLayer()
 
     def __post_init__(self) -> None:
-        require(2 <= self.bins <= 10**5, f"bins must lie in 2..10^5, got {self.bins}")
-        require(0 < self.gain <= 1e6, f"gain must lie in (0, 10^6], got {self.gain}")
+        if not 2 <= self.bins <= 10**5:
+            raise InputError(f"bins must lie in 2..10^5, got {self.bins}")
+        if not 0 < self.gain <= 1e6:
+            raise InputError(f"gain must lie in (0, 10^6], got {self.gain}")
 
     def expected(self, examples: int) -> float:
         """Returns the probability that an example of so many is alone in its bin.
@@ -238,11 +240,11 @@ def _edges(values: Vector, bins: int, direction: Vector) -> tuple[float, ...]:
     """
     from scipy import stats
 
-    require(
-        len(values) >= 2 and float(np.ptp(values)) > 0,
-        f"the measurements of {len(values)} public examples must differ, or bins can't "
-        "tell examples apart",
-    )
+    if len(values) < 2 or not float(np.ptp(values)) > 0:
+        raise InputError(
+            f"the measurements of {len(values)} public examples must differ, or bins "
+            "can't tell examples apart"
+        )
     density = stats.gaussian_kde(values)
     reach = 3.0 * float(np.sqrt(density.covariance[0, 0]))
     grid = np.linspace(values.min() - reach, values.max() + reach, _GRID)

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit.attacks.base import Best
-from gradaudit.errors import at_least, require
+from gradaudit.errors import InputError, at_least
 
 _CURVATURE = 1e-10  # torch keeps a pair only if y.s exceeds this
 
@@ -114,10 +114,10 @@ class LBFGS:
     history: int = 100
 
     def __post_init__(self) -> None:
-        require(
-            self.learning_rate > 0,
-            f"learning_rate must be positive, got {self.learning_rate}",
-        )
+        if not self.learning_rate > 0:
+            raise InputError(
+                f"learning_rate must be positive, got {self.learning_rate}"
+            )
         at_least(1, updates=self.updates, history=self.history)
 
     def init(self, position: jax.Array) -> Memory:

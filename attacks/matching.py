@@ -29,7 +29,7 @@ from gradaudit.attacks.optimizers import Optimizer
 from gradaudit.attacks.priors import Prior, apart, in_nats
 from gradaudit.attacks.problem import Alone, Problem, Reading, Together
 from gradaudit.attacks.starts import Initialization, Patterned, Relaxation
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.evidence import Told
 from gradaudit.models.model import Model
 from gradaudit.types import (
@@ -66,10 +66,12 @@ class Stop:
     def __post_init__(self) -> None:
         for name in ("iterations", "patience"):
             value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1, got {value}")
+            if not value >= 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
         for name in ("objective", "found"):
             value = getattr(self, name)
-            require(value >= 0, f"{name} must not be negative, got {value}")
+            if not value >= 0:
+                raise InputError(f"{name} must not be negative, got {value}")
 
     def level(self, examples: int) -> float:
         """Returns the relative objective at which so many examples are found."""
@@ -97,7 +99,8 @@ class Matching(Attack):
     pooling: Pooling | None = None  # one answer of all restarts, in place of the best
 
     def __post_init__(self) -> None:
-        require(self.restarts >= 1, f"restarts must be at least 1, got {self.restarts}")
+        if not self.restarts >= 1:
+            raise InputError(f"restarts must be at least 1, got {self.restarts}")
 
     @property
     def trials(self) -> int:
@@ -163,11 +166,11 @@ class Matching(Attack):
         Restarts that have to do with each other are one search.
         """
         training = observation.training
-        require(
-            not self.cyclic or training.examples > 1,
-            "cyclic moves one input of a batch after the other, and this observation "
-            "has one input: leave it out",
-        )
+        if self.cyclic and not training.examples > 1:
+            raise InputError(
+                "cyclic moves one input of a batch after the other, and this "
+                "observation has one input: leave it out"
+            )
         replays = self.replays(training)
         start = Start(self.init, self.labels, ordered=replays)
         one = jax.tree.map(lambda leaf: leaf[0], (observation.gradient,))[0]

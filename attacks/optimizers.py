@@ -12,7 +12,7 @@ import optax
 
 from gradaudit.attacks.base import Best
 from gradaudit.attacks.lbfgs import Clock, Evaluate, Progress, Project
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 
 
 class Optimizer(Protocol):
@@ -46,10 +46,10 @@ class Adam:
     decays: bool = False
 
     def __post_init__(self) -> None:
-        require(
-            self.learning_rate > 0,
-            f"learning_rate must be positive, got {self.learning_rate}",
-        )
+        if not self.learning_rate > 0:
+            raise InputError(
+                f"learning_rate must be positive, got {self.learning_rate}"
+            )
 
     def init(self, position: jax.Array) -> Any:
         """Returns optax's state."""

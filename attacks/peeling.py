@@ -26,7 +26,7 @@ from gradaudit.attacks.distances import RelativeL2, TensorCosine
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.likelihood import TINY
 from gradaudit.attacks.priors import TotalVariation
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.gradients import dense_layers, one_hot
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Observation, PyTree, Reconstruction, Status
@@ -54,15 +54,15 @@ class Peeling(Attack):
     def __post_init__(self) -> None:
         for name in ("iterations", "rounds"):
             value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1, got {value}")
-        require(
-            self.starts >= _PARENTS,
-            f"starts must be at least {_PARENTS}, got {self.starts}",
-        )
+            if not value >= 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        if not self.starts >= _PARENTS:
+            raise InputError(f"starts must be at least {_PARENTS}, got {self.starts}")
 
     def budgeted(self, iterations: int | None, restarts: int | None) -> "Peeling":
         """Returns the attack with rounds of so many iterations."""
-        require(restarts is None, "peeling has starts of its own: leave restarts out")
+        if restarts is not None:
+            raise InputError("peeling has starts of its own: leave restarts out")
         if iterations is None:
             return self
         return dataclasses.replace(self, iterations=iterations)
@@ -98,7 +98,8 @@ class Peeling(Attack):
     ) -> Reconstruction:
         """Returns the pixels, or raises in words why they can't be had this way."""
         why = self.unfit(model, observation)
-        require(not why, why)
+        if why:
+            raise InputError(why)
         network: Any = model.network
         gradient, params = observation.gradient, observation.params
         outputs, slope = _read_by(params, gradient, dense_layers(model)[0])

@@ -20,7 +20,7 @@ from gradaudit.attacks.distances import RelativeL2
 from gradaudit.attacks.likelihood import ROUNDING, TINY
 from gradaudit.attacks.priors import Prior, Smooth, TotalVariation, apart
 from gradaudit.attacks.turns import Verdict
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.model import Model
 from gradaudit.types import Knowledge, Observation, PyTree, Reconstruction
@@ -123,14 +123,16 @@ class Portfolio(Attack):
     floor: float = 1e-10
 
     def __post_init__(self) -> None:
-        require(len(self.members) >= 1, "a portfolio needs at least one attack")
+        if len(self.members) < 1:
+            raise InputError("a portfolio needs at least one attack")
         names = [member.name for member in self.members]
-        require(len(set(names)) == len(names), f"two members share a name: {names}")
+        if len(set(names)) != len(names):
+            raise InputError(f"two members share a name: {names}")
         for member in self.members:
-            require(
-                member.attack.continues or not member.continues,
-                f"{member.name} can't go on from another attack's answer",
-            )
+            if not member.attack.continues and member.continues:
+                raise InputError(
+                    f"{member.name} can't go on from another attack's answer"
+                )
 
     @property
     def needs(self) -> frozenset[Knowledge]:  # type: ignore[override]
@@ -154,11 +156,11 @@ class Portfolio(Attack):
 
     def budgeted(self, iterations: int | None, restarts: int | None) -> "Portfolio":
         """Returns the portfolio with members of at most so many iterations."""
-        require(
-            restarts is None,
-            "the attacks of a portfolio have restarts of their own: leave the option "
-            "out",
-        )
+        if restarts is not None:
+            raise InputError(
+                "the attacks of a portfolio have restarts of their own: leave the "
+                "option out"
+            )
 
         def cut(member: Member) -> Member:
             own = member.attack

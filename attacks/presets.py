@@ -42,7 +42,7 @@ from gradaudit.attacks.starts import (
     Patterned,
     Uniform,
 )
-from gradaudit.errors import require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.text import call_with_text
 
 _LAYERS: dict[str, tuple[str, ...]] = {
@@ -386,10 +386,8 @@ def parse(
     asked = {"iterations": iterations, "restarts": restarts}
     apart = {key: value for key, value in asked.items() if value is not None}
     for key in apart:
-        require(
-            key in inspect.signature(make).parameters,
-            f"attack {name!r} has no {key}: leave the option out",
-        )
+        if key not in inspect.signature(make).parameters:
+            raise InputError(f"attack {name!r} has no {key}: leave the option out")
     others = [
         item
         for item in parameters.split(",")

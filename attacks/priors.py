@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.model import Model
 from gradaudit.types import HostOrDevice, Observation
 
@@ -78,7 +78,8 @@ class TotalVariation:
     weight: float = 1e-2
 
     def __post_init__(self) -> None:
-        require(self.weight >= 0, f"weight must not be negative, got {self.weight}")
+        if not self.weight >= 0:
+            raise InputError(f"weight must not be negative, got {self.weight}")
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns 0 for anything but images."""
@@ -111,7 +112,8 @@ class SmallPixels:
     weight: float = 1e-4
 
     def __post_init__(self) -> None:
-        require(self.weight >= 0, f"weight must not be negative, got {self.weight}")
+        if not self.weight >= 0:
+            raise InputError(f"weight must not be negative, got {self.weight}")
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the penalty."""
@@ -125,7 +127,8 @@ class OutsideBox:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.weight >= 0, f"weight must not be negative, got {self.weight}")
+        if not self.weight >= 0:
+            raise InputError(f"weight must not be negative, got {self.weight}")
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns 0 inside the box."""
@@ -147,7 +150,8 @@ class Smooth:
     weight: float = 3.2
 
     def __post_init__(self) -> None:
-        require(self.weight >= 0, f"weight must not be negative, got {self.weight}")
+        if not self.weight >= 0:
+            raise InputError(f"weight must not be negative, got {self.weight}")
 
     def chosen(self, public: HostOrDevice) -> float:
         """Returns the weight that fits public examples (n, *input_shape) best."""
@@ -183,7 +187,8 @@ class RunningStatistics:
     weight: float = 1e-2
 
     def __post_init__(self) -> None:
-        require(self.weight >= 0, f"weight must not be negative, got {self.weight}")
+        if not self.weight >= 0:
+            raise InputError(f"weight must not be negative, got {self.weight}")
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns 0: inputs alone don't tell."""

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.attacks.base import ClosedForm
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Observation, PyTree, Reconstruction, Status
@@ -55,7 +55,8 @@ class Spear(ClosedForm):
     rounds: int = 60  # of the search for directions
 
     def __post_init__(self) -> None:
-        require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")
+        if not self.rounds >= 1:
+            raise InputError(f"rounds must be at least 1, got {self.rounds}")
 
     def unfit(self, model: Model, observation: Observation) -> str:
         """Returns in words why there is nothing to invert, if so."""

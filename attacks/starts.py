@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.columns import Column
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.model import Model
 from gradaudit.types import Key
 
@@ -36,7 +36,8 @@ class Patterned:
     tiles: int = 2
 
     def __post_init__(self) -> None:
-        require(self.tiles >= 1, f"tiles must be at least 1, got {self.tiles}")
+        if not self.tiles >= 1:
+            raise InputError(f"tiles must be at least 1, got {self.tiles}")
 
     def __call__(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
         """Returns a different pattern for each example."""
@@ -99,16 +100,18 @@ class PublicImage:
     def of(cls, image: np.ndarray) -> "PublicImage":
         """Makes one from an array (*input_shape) in [0, 1]."""
         values = np.ascontiguousarray(image, np.float32)
-        require(bool(np.isfinite(values).all()), "the public image holds NaN")
+        if not np.isfinite(values).all():
+            raise InputError("the public image holds NaN")
         return cls(values.shape, values.tobytes())
 
     def __call__(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
         """Returns the image once per example."""
         del key
-        require(
-            self.shape == tuple(shape[1:]),
-            f"the public image has shape {self.shape}, the inputs {tuple(shape[1:])}",
-        )
+        if self.shape != tuple(shape[1:]):
+            raise InputError(
+                f"the public image has shape {self.shape}, the inputs "
+                f"{tuple(shape[1:])}"
+            )
         image = np.frombuffer(self.pixels, np.float32).reshape(self.shape)
         return jnp.broadcast_to(jnp.asarray(image), shape)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradaudit.benchmarks.suite import Plain
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 
 _ROOM = "gradaudit.benchmarks."
 
@@ -38,7 +38,8 @@ def in_process(
 
 def _main(name: str, arguments: str) -> None:
     module, _, function = name.partition(":")
-    require(module.startswith(_ROOM), f"{module} is no benchmark")
+    if not module.startswith(_ROOM):
+        raise InputError(f"{module} is no benchmark")
     found = getattr(importlib.import_module(module), function)
     print(json.dumps(found(**json.loads(arguments))))
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from gradaudit import files
 from gradaudit.benchmarks.suite import Benchmark, Cell, Measured, Plain, Scale
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 SHIPPED = pathlib.Path(__file__).parent / "results"  # the project's own measurements
 _VERSION = 1
@@ -32,11 +32,11 @@ class Record:
         path = folder / benchmark.name / f"{scale.value}.json"
         if path.exists():
             record = cls.read(path)
-            require(
-                record.content["seed"] == seed,
-                f"{path} was measured with seed {record.content['seed']}: choose "
-                "another --out, or --overwrite",
-            )
+            if record.content["seed"] != seed:
+                raise InputError(
+                    f"{path} was measured with seed {record.content['seed']}: choose "
+                    "another --out, or --overwrite"
+                )
             return record
         command = f"gradaudit bench run {benchmark.name} --scale {scale.value}"
         return cls(

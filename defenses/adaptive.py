@@ -20,7 +20,7 @@ from gradaudit.defenses.noise import add_noise, draw_like
 from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import Bound, State
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
@@ -50,21 +50,20 @@ class QuantileClip:
     count_sigma: float = 5.0
 
     def __post_init__(self) -> None:
-        require(
-            math.isfinite(self.clip) and self.clip > 0,
-            f"clip must be positive and finite, got {self.clip}",
-        )
-        require(self.sigma >= 0, f"sigma must not be negative, got {self.sigma}")
-        require(
-            0 < self.quantile < 1,
-            f"quantile must lie in (0, 1), got {self.quantile}",
-        )
-        require(self.rate > 0, f"rate must be positive, got {self.rate}")
-        require(
-            self.sigma < 2 * self.count_sigma,
-            f"sigma must be below 2 * count_sigma = {2 * self.count_sigma}, got "
-            f"{self.sigma}; the noisy count alone would spend more than sigma allows",
-        )
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise InputError(f"clip must be positive and finite, got {self.clip}")
+        if not self.sigma >= 0:
+            raise InputError(f"sigma must not be negative, got {self.sigma}")
+        if not 0 < self.quantile < 1:
+            raise InputError(f"quantile must lie in (0, 1), got {self.quantile}")
+        if not self.rate > 0:
+            raise InputError(f"rate must be positive, got {self.rate}")
+        if not self.sigma < 2 * self.count_sigma:
+            raise InputError(
+                f"sigma must be below 2 * count_sigma = {2 * self.count_sigma}, got "
+                f"{self.sigma}; the noisy count alone would spend more than sigma "
+                "allows"
+            )
 
     @property
     def gradient_sigma(self) -> float:
@@ -184,19 +183,19 @@ class AdaClip:
     largest_variance: float = 10.0  # h_2
 
     def __post_init__(self) -> None:
-        require(
-            math.isfinite(self.clip) and self.clip > 0,
-            f"clip must be positive and finite, got {self.clip}",
-        )
-        require(self.sigma >= 0, f"sigma must not be negative, got {self.sigma}")
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise InputError(f"clip must be positive and finite, got {self.clip}")
+        if not self.sigma >= 0:
+            raise InputError(f"sigma must not be negative, got {self.sigma}")
         for name in ("mean_decay", "variance_decay"):
             value = getattr(self, name)
-            require(0 <= value < 1, f"{name} must lie in [0, 1), got {value}")
-        require(
-            0 < self.smallest_variance < self.largest_variance,
-            "smallest_variance must lie in (0, largest_variance="
-            f"{self.largest_variance}), got {self.smallest_variance}",
-        )
+            if not 0 <= value < 1:
+                raise InputError(f"{name} must lie in [0, 1), got {value}")
+        if not 0 < self.smallest_variance < self.largest_variance:
+            raise InputError(
+                "smallest_variance must lie in (0, largest_variance="
+                f"{self.largest_variance}), got {self.smallest_variance}"
+            )
 
     def init(self, params: PyTree) -> State:
         """Returns mean zero and an even variance."""

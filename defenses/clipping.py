@@ -13,7 +13,7 @@ import numpy as np
 from gradaudit import machine
 from gradaudit.defenses.schedules import Schedule
 from gradaudit.defenses.transforms import Bound, State, Stateless
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, Point
 from gradaudit.models.gradients import Outer, Units
@@ -258,9 +258,8 @@ class LargestNorm:
     data_dependent: bool = dataclasses.field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        require(
-            self.smallest >= 0, f"smallest must not be negative, got {self.smallest}"
-        )
+        if not self.smallest >= 0:
+            raise InputError(f"smallest must not be negative, got {self.smallest}")
 
     def of(self, norms: list[jax.Array], t: jax.Array | int) -> jax.Array:
         """Returns the largest norm of this batch."""

@@ -12,7 +12,7 @@ from gradaudit.defenses.clipping import Scope
 from gradaudit.defenses.noise import draw_like, unbounded
 from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import Bound, State, Stateless
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
@@ -58,10 +58,10 @@ class Prune(Stateless):
     scope: Scope = Scope.GLOBAL
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.ratio <= 1,
-            f"ratio must lie in [0, 1] (a share, not percent), got {self.ratio}",
-        )
+        if not 0 <= self.ratio <= 1:
+            raise InputError(
+                f"ratio must lie in [0, 1] (a share, not percent), got {self.ratio}"
+            )
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
@@ -98,7 +98,8 @@ class TopK(Stateless):
     count: int
 
     def __post_init__(self) -> None:
-        require(self.count >= 1, f"count must be at least 1, got {self.count}")
+        if not self.count >= 1:
+            raise InputError(f"count must be at least 1, got {self.count}")
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
@@ -168,11 +169,10 @@ class RandomSelection(Stateless):
     noise: "SharedNoise | None" = None
 
     def __post_init__(self) -> None:
-        require(0 < self.share <= 1, f"share must lie in (0, 1], got {self.share}")
-        require(
-            self.threshold >= 0,
-            f"threshold must not be negative, got {self.threshold}",
-        )
+        if not 0 < self.share <= 1:
+            raise InputError(f"share must lie in (0, 1], got {self.share}")
+        if not self.threshold >= 0:
+            raise InputError(f"threshold must not be negative, got {self.threshold}")
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
@@ -235,10 +235,8 @@ class SharedNoise:
     def __post_init__(self) -> None:
         for name in ("epsilon", "bound"):
             value = getattr(self, name)
-            require(
-                math.isfinite(value) and value > 0,
-                f"{name} must be positive and finite, got {value}",
-            )
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"{name} must be positive and finite, got {value}")
 
     def add(self, key: Key, leaves: list[jax.Array]) -> list[jax.Array]:
         """Returns the bounded and noisy coordinates of every unit."""

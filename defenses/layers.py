@@ -25,7 +25,7 @@ from gradaudit.defenses.transforms import (
     is_independent,
     release_of,
 )
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.models.model import Model
@@ -213,16 +213,14 @@ class LayerwiseLaplace(Stateless):
     def __post_init__(self) -> None:
         for name in ("epsilon", "sensitivity"):
             value = getattr(self, name)
-            require(
-                math.isfinite(value) and value > 0,
-                f"{name} must be positive and finite, got {value}",
-            )
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"{name} must be positive and finite, got {value}")
         for layer, weight in self.importance:
-            require(
-                math.isfinite(weight) and weight > 0,
-                f"the importance of {layer!r} must be positive, got {weight}: "
-                "a layer without a share of the budget can't be sent",
-            )
+            if not (math.isfinite(weight) and weight > 0):
+                raise InputError(
+                    f"the importance of {layer!r} must be positive, got {weight}: "
+                    "a layer without a share of the budget can't be sent"
+                )
 
     def budgets(self, tree: PyTree) -> list[float]:
         """Returns epsilon_i for each tensor; those of the layers sum to epsilon."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from gradaudit.defenses.clipping import unit_norms
 from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import Bound, State, Stateless
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
@@ -64,14 +64,10 @@ class LdpRandomizer(Stateless):
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        require(
-            math.isfinite(self.epsilon) and self.epsilon > 0,
-            f"epsilon must be positive and finite, got {self.epsilon}",
-        )
-        require(
-            math.isfinite(self.clip) and self.clip > 0,
-            f"clip must be positive and finite, got {self.clip}",
-        )
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise InputError(f"epsilon must be positive and finite, got {self.epsilon}")
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise InputError(f"clip must be positive and finite, got {self.clip}")
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int

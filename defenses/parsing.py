@@ -18,7 +18,7 @@ from typing import Any, ParamSpec
 
 from gradaudit.defenses.schedules import Schedule, Table, decay
 from gradaudit.defenses.transforms import Defense, compose, defend
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.spec import rebuilds
 from gradaudit.text import (
     call_with_text,
@@ -115,7 +115,8 @@ def _register(entry: Preset) -> Callable[..., Defense]:
 def parse(text: str) -> Defense:
     """Returns the defense that the text describes (see the module's docstring)."""
     parts = [part.strip() for part in text.split(" + ")]
-    require(all(parts), f"a defense is missing beside a '+' in {text!r}")
+    if not all(parts):
+        raise InputError(f"a defense is missing beside a '+' in {text!r}")
     defenses = [_parse_one(part) for part in parts]
     return defenses[0] if len(defenses) == 1 else compose(*defenses)
 
@@ -143,7 +144,8 @@ def _read_schedule(what: str, text: str) -> float | Schedule:
         number: float = read_number(what, text, float, "a number or a schedule")
         return number
     words = text.split("/")
-    require(len(words) == 4, f"{what}: write policy/start/end/rounds, got {text!r}")
+    if len(words) != 4:
+        raise InputError(f"{what}: write policy/start/end/rounds, got {text!r}")
     start, end = (read_number(what, word, float, "a number") for word in words[1:3])
     rounds = read_number(what, words[3], int, "a whole number of rounds")
     return decay(words[0], start, end, rounds)
@@ -157,7 +159,8 @@ def _load(path: str, name: str, arguments: str) -> Defense:
         with users_code():
             found = call_with_text(shown, found, arguments, _read)
     else:
-        require(arguments == "", f"{shown} takes no parameters, got {arguments!r}")
+        if arguments != "":
+            raise InputError(f"{shown} takes no parameters, got {arguments!r}")
     if isinstance(found, Defense):
         return found
     if hasattr(found, "apply") and hasattr(found, "init"):

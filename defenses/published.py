@@ -24,7 +24,7 @@ from gradaudit.defenses.noise import (
 from gradaudit.defenses.parsing import alias, preset
 from gradaudit.defenses.schedules import Schedule, as_schedule, decay
 from gradaudit.defenses.transforms import Defense, Transform, defend
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.mechanism import Point
 
 
@@ -200,14 +200,16 @@ def dp_dyn(
 @preset("gaussian-noise", FED_ALPHA_CDP + ", section 4.2", off={"std": 0.0})
 def gaussian_noise(std: float = 0.1, at: Point = Point.UPDATE) -> Defense:
     """Adds plain Gaussian noise to what a client sends, without a clip."""
-    require(std >= 0, f"std must not be negative, got {std}")
+    if not std >= 0:
+        raise InputError(f"std must not be negative, got {std}")
     return at_point(at, plain_gaussian(std))  # the papers' variance is 0.01
 
 
 @preset("laplace-noise", FED_ALPHA_CDP + ", section 4.2", off={"scale": 0.0})
 def laplace_noise(scale: float = 0.0707, at: Point = Point.UPDATE) -> Defense:
     """Adds plain Laplace noise to what a client sends, without a clip."""
-    require(scale >= 0, f"scale must not be negative, got {scale}")
+    if not scale >= 0:
+        raise InputError(f"scale must not be negative, got {scale}")
     return at_point(at, plain_laplace(scale))  # variance 2 scale^2 = 0.01
 
 
@@ -270,7 +272,8 @@ def adaclip(
 
 
 def _l1_clip(alpha: float, learning_rate: float) -> Clip:
-    require(learning_rate > 0, f"learning_rate must be positive, got {learning_rate}")
+    if not learning_rate > 0:
+        raise InputError(f"learning_rate must be positive, got {learning_rate}")
     return Clip(as_schedule("alpha", alpha), Scope.GLOBAL, Norm.L1)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 
 
 class Schedule(Protocol):
@@ -47,32 +47,31 @@ class _Formula(abc.ABC):
 
 
 def _check_start(kind: str, start: float, rounds: int) -> None:
-    require(
-        math.isfinite(start) and start > 0,
-        f"{kind}: start must be positive and finite, got {start}",
-    )
-    require(rounds >= 1, f"{kind}: rounds must be at least 1, got {rounds}")
+    if not (math.isfinite(start) and start > 0):
+        raise InputError(f"{kind}: start must be positive and finite, got {start}")
+    if not rounds >= 1:
+        raise InputError(f"{kind}: rounds must be at least 1, got {rounds}")
 
 
 def _check_rate(kind: str, rate: float) -> None:
-    require(0 < rate < 1, f"{kind}: rate must lie in (0, 1), got {rate}")
+    if not 0 < rate < 1:
+        raise InputError(f"{kind}: rate must lie in (0, 1), got {rate}")
 
 
 def _check_last(kind: str, schedule: Schedule, rounds: int) -> None:
     """Refuses a decay that is zero or negative in some round."""
     for t in range(rounds):
         value = schedule(t)
-        require(
-            value > 0,
-            f"{kind}: the value must stay positive until the last round, "
-            f"got {value:.6g} in round {t} of {rounds}; use a smaller rate",
-        )
+        if not value > 0:
+            raise InputError(
+                f"{kind}: the value must stay positive until the last round, "
+                f"got {value:.6g} in round {t} of {rounds}; use a smaller rate"
+            )
 
 
 def _check_decay(kind: str, start: float, end: float) -> None:
-    require(
-        0 < end < start, f"{kind}: end must lie in (0, start={start}), got end={end}"
-    )
+    if not 0 < end < start:
+        raise InputError(f"{kind}: end must lie in (0, start={start}), got end={end}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +81,10 @@ class Constant(_Formula):
     value: float
 
     def __post_init__(self) -> None:
-        require(
-            math.isfinite(self.value) and self.value >= 0,
-            f"the value must be finite and not negative, got {self.value}",
-        )
+        if not (math.isfinite(self.value) and self.value >= 0):
+            raise InputError(
+                f"the value must be finite and not negative, got {self.value}"
+            )
 
     def _at(self, t: Any, xp: Any) -> Any:
         return xp.full(xp.shape(t), self.value)
@@ -130,7 +129,8 @@ class Staircase(_Formula):
     def __post_init__(self) -> None:
         _check_start("staircase", self.start, self.rounds)
         _check_rate("staircase", self.rate)
-        require(self.step >= 1, f"staircase: step must be at least 1, got {self.step}")
+        if not self.step >= 1:
+            raise InputError(f"staircase: step must be at least 1, got {self.step}")
         _check_last("staircase", self, self.rounds)
 
     @classmethod
@@ -140,7 +140,8 @@ class Staircase(_Formula):
         """Returns `stairs` equal drops, the last of which would end at `end`."""
         _check_start("staircase", start, rounds)
         _check_decay("staircase", start, end)
-        require(stairs >= 1, f"staircase: stairs must be at least 1, got {stairs}")
+        if not stairs >= 1:
+            raise InputError(f"staircase: stairs must be at least 1, got {stairs}")
         return cls(start, (1 - end / start) / stairs, -(-rounds // stairs), rounds)
 
     def _at(self, t: Any, xp: Any) -> Any:
@@ -186,14 +187,14 @@ class CosineCycles(_Formula):
 
     def __post_init__(self) -> None:
         _check_start("cyclic", self.start, self.rounds)
-        require(
-            1 <= self.cycles <= self.rounds,
-            f"cyclic: cycles must lie in 1..rounds={self.rounds}, got {self.cycles}",
-        )
-        require(
-            0 <= self.floor < self.start,
-            f"cyclic: floor must lie in [0, start={self.start}), got {self.floor}",
-        )
+        if not 1 <= self.cycles <= self.rounds:
+            raise InputError(
+                f"cyclic: cycles must lie in 1..rounds={self.rounds}, got {self.cycles}"
+            )
+        if not 0 <= self.floor < self.start:
+            raise InputError(
+                f"cyclic: floor must lie in [0, start={self.start}), got {self.floor}"
+            )
 
     def _at(self, t: Any, xp: Any) -> Any:
         period = -(-self.rounds // self.cycles)
@@ -220,7 +221,8 @@ class TriangleCycles(_Formula):
         _check_start("triangle", self.start, self.rounds)
         _check_rate("triangle", self.rate)
         _check_rate("triangle decay", self.decay)
-        require(self.step >= 1, f"triangle: step must be at least 1, got {self.step}")
+        if not self.step >= 1:
+            raise InputError(f"triangle: step must be at least 1, got {self.step}")
         _check_last("triangle", self, self.rounds)
 
     def _at(self, t: Any, xp: Any) -> Any:
@@ -263,12 +265,13 @@ class Table(_Formula):
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        require(len(self.values) > 0, "a schedule table needs at least one value")
+        if not len(self.values):
+            raise InputError("a schedule table needs at least one value")
         for t, value in enumerate(self.values):
-            require(
-                math.isfinite(value) and value > 0,
-                f"a schedule table must be positive, got {value} in round {t}",
-            )
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(
+                    f"a schedule table must be positive, got {value} in round {t}"
+                )
 
     @classmethod
     def read(cls, path: str | pathlib.Path) -> "Table":
@@ -313,11 +316,10 @@ def as_schedule(name: str, value: "float | Schedule", zero: bool = False) -> Sch
     """Returns a schedule for a number or a schedule, or says what is wrong with it."""
     if callable(value):
         return value
-    require(
-        isinstance(value, int | float) and not isinstance(value, bool),
-        f"{name} must be a number or a schedule, got {value!r}",
-    )
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InputError(f"{name} must be a number or a schedule, got {value!r}")
     valid = math.isfinite(value) and (value >= 0 if zero else value > 0)
     wanted = "finite and not negative" if zero else "positive and finite"
-    require(valid, f"{name} must be {wanted}, got {value}")
+    if not valid:
+        raise InputError(f"{name} must be {wanted}, got {value}")
     return Constant(float(value))

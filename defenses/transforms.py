@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, Point
 from gradaudit.spec import rebuilds
@@ -218,11 +218,11 @@ def run(
     for index, (transform, state) in enumerate(zip(transforms, states, strict=True)):
         with users_code():
             result = transform.apply(jax.random.fold_in(key, index), tree, state, t)
-        require(
-            isinstance(result, tuple) and len(result) == 2,
-            f"{_title(transform)}: apply must return (tree, state), got "
-            f"{_kind(result)}",
-        )
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise InputError(
+                f"{_title(transform)}: apply must return (tree, state), got "
+                f"{_kind(result)}"
+            )
         _check_kept(transform, "the tree", tree, result[0])
         _check_kept(transform, "its state", state, result[1])
         tree, state = result
@@ -246,10 +246,11 @@ class FromFunction(Stateless):
     independent: bool = False  # whether it treats each unit on its own
 
     def __post_init__(self) -> None:
-        require(
-            takes(self.function, 3),
-            f"{_title(self)} must be a function of (key, tree, t) that returns a tree",
-        )
+        if not takes(self.function, 3):
+            raise InputError(
+                f"{_title(self)} must be a function of (key, tree, t) that returns a "
+                "tree"
+            )
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int
@@ -327,17 +328,18 @@ def check_state(transform: Transform, state: State, point: Point) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         dtype: Any = getattr(leaf, "dtype", None)
         name = "its state" + jax.tree_util.keystr(path)
-        require(
-            dtype is not None,
-            f"{_title(transform)}: {name} is a {_kind(leaf)}, not an array; write "
-            "jnp.asarray(...)",
-        )
-        require(
-            point is Point.SERVER or jnp.issubdtype(dtype, jnp.floating),
-            f"{_title(transform)}: {name} holds {dtype}; clients' states are averaged "
-            f"after a round, so at {point.value} a state must be of floating-point "
-            "arrays (keep counts as floats, and take keys from the call)",
-        )
+        if dtype is None:
+            raise InputError(
+                f"{_title(transform)}: {name} is a {_kind(leaf)}, not an array; write "
+                "jnp.asarray(...)"
+            )
+        if not (point is Point.SERVER or jnp.issubdtype(dtype, jnp.floating)):
+            raise InputError(
+                f"{_title(transform)}: {name} holds {dtype}; clients' states are "
+                f"averaged after a round, so at {point.value} a state must be of "
+                "floating-point arrays (keep counts as floats, and take keys from the "
+                "call)"
+            )
 
 
 def _check_kept(transform: Transform, what: str, before: PyTree, after: PyTree) -> None:
@@ -354,13 +356,13 @@ def _check_kept(transform: Transform, what: str, before: PyTree, after: PyTree) 
     for (path, old), new in pairs:
         expected = jnp.shape(old), jnp.result_type(old)
         shape, dtype = getattr(new, "shape", None), getattr(new, "dtype", None)
-        require(
-            (shape, dtype) == expected,
-            f"{_title(transform)}: apply must keep shapes and dtypes of {what}; "
-            f"{jax.tree_util.keystr(path) or 'the array'} was {expected[1]}"
-            f"{list(expected[0])} and became "
-            + (_kind(new) if shape is None else f"{dtype}{list(shape)}"),
-        )
+        if (shape, dtype) != expected:
+            raise InputError(
+                f"{_title(transform)}: apply must keep shapes and dtypes of {what}; "
+                f"{jax.tree_util.keystr(path) or 'the array'} was {expected[1]}"
+                f"{list(expected[0])} and became "
+                + (_kind(new) if shape is None else f"{dtype}{list(shape)}")
+            )
 
 
 def _title(transform: object) -> str:

@@ -22,7 +22,7 @@ from concurrent import futures
 from typing import Any, Self
 
 from gradaudit import files
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.executors import (
     PAUSE,
     Answer,
@@ -71,20 +71,16 @@ def placed(text: str) -> Executor:
     given: dict[str, int] = {}
     for option in options:
         key, _, value = option.partition("=")
-        require(
-            key in ("cpus", "gpus") and key not in given,
-            f"a place to run takes cpus=N and gpus=N, got {option!r}",
-        )
+        if key not in ("cpus", "gpus") or key in given:
+            raise InputError(f"a place to run takes cpus=N and gpus=N, got {option!r}")
         given[key] = _count(key, value, least=1)
     return _PLACES[name](where, Share(**given))
 
 
 def _count(what: str, text: str, least: int) -> int:
     digits = re.fullmatch("[0-9]{1,5}", text) is not None
-    require(
-        digits and least <= int(text) <= _MOST,
-        f"{what} must lie in {least}..{_MOST}, got {text!r}",
-    )
+    if not (digits and least <= int(text) <= _MOST):
+        raise InputError(f"{what} must lie in {least}..{_MOST}, got {text!r}")
     return int(text)
 
 
@@ -102,7 +98,8 @@ def _local(where: str, share: Share) -> Executor:
 
 
 def _auto(where: str, share: Share) -> Executor:
-    require(not where, f"auto takes no number or address, got {where!r}")
+    if where:
+        raise InputError(f"auto takes no number or address, got {where!r}")
     several = _local("", share)
 
     def run(tasks: Sequence[Task], hear: Hear) -> Iterator[tuple[int, Any]]:

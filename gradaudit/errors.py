@@ -16,12 +16,6 @@ class LostProcess(RuntimeError):
     """A process that took part in the work is gone; the message says what to do."""
 
 
-def require(condition: bool, message: str) -> None:
-    """Raises `InputError(message)` unless the condition holds."""
-    if not condition:
-        raise InputError(message)
-
-
 def at_least(least: int, most: int | None = None, **numbers: int | None) -> None:
     """Raises `InputError` unless every number lies there; None is no number."""
     for name, value in numbers.items():

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.executors import core_count
 
 CACHE_VARIABLE = "GRADAUDIT_CACHE"  # a folder, or `off`
@@ -127,22 +127,18 @@ def _in_cluster() -> bool:
 def _check_processes(
     coordinator: str | None, processes: int | None, process: int | None
 ) -> None:
-    require(
-        coordinator is not None and processes is not None and process is not None,
-        "several processes need all of --coordinator HOST:PORT, --processes N and "
-        "--process 0..N-1",
-    )
-    assert coordinator is not None and processes is not None and process is not None
+    if coordinator is None or processes is None or process is None:
+        raise InputError(
+            "several processes need all of --coordinator HOST:PORT, --processes N and "
+            "--process 0..N-1"
+        )
     host, _, port = coordinator.rpartition(":")
-    require(
-        bool(host) and port.isdecimal() and 0 < int(port) < 2**16,
-        f"--coordinator must be HOST:PORT, got {coordinator!r}",
-    )
-    require(processes >= 1, f"--processes must be at least 1, got {processes}")
-    require(
-        0 <= process < processes,
-        f"--process must lie in 0..{processes - 1}, got {process}",
-    )
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InputError(f"--coordinator must be HOST:PORT, got {coordinator!r}")
+    if not processes >= 1:
+        raise InputError(f"--processes must be at least 1, got {processes}")
+    if not 0 <= process < processes:
+        raise InputError(f"--process must lie in 0..{processes - 1}, got {process}")
 
 
 def leave() -> None:

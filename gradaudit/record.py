@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from gradaudit import __version__, files
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 
 FORMAT = 2
 RECEIVED, SENT, ABOUT = "received.safetensors", "sent.safetensors", "observation.json"
@@ -66,11 +66,12 @@ class Sample:
     most_mib: float = 1024.0  # in the folder; what goes beyond is not written
 
     def __post_init__(self) -> None:
-        require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")
-        require(
-            0 <= self.clients <= 1, f"clients must be in [0, 1], got {self.clients}"
-        )
-        require(self.most_mib > 0, f"most_mib must be positive, got {self.most_mib}")
+        if not self.rounds >= 1:
+            raise InputError(f"rounds must be at least 1, got {self.rounds}")
+        if not 0 <= self.clients <= 1:
+            raise InputError(f"clients must be in [0, 1], got {self.clients}")
+        if not self.most_mib > 0:
+            raise InputError(f"most_mib must be positive, got {self.most_mib}")
 
     def wants(self, round: int | None, client: str | int | None) -> bool:  # noqa: A002
         """Returns whether this update is recorded; unknown rounds always count."""
@@ -169,14 +170,14 @@ def write(
     if not sample.wants(facts.round, facts.client):
         return None
     given, back = arrays_of(received), arrays_of(sent)
-    require(len(given) > 0, "there are no parameters in what was received")
-    require(len(back) > 0, "nothing was sent (secure aggregation hides the update)")
+    if not len(given):
+        raise InputError("there are no parameters in what was received")
+    if not len(back):
+        raise InputError("nothing was sent (secure aggregation hides the update)")
     size = sum(array.nbytes for array in (*given.values(), *back.values()))
     folder.mkdir(parents=True, exist_ok=True)
-    require(
-        _used(folder) + size <= sample.most_mib * (1 << 20),
-        f"{folder} would exceed its {sample.most_mib:g} MiB",
-    )
+    if not _used(folder) + size <= sample.most_mib * (1 << 20):
+        raise InputError(f"{folder} would exceed its {sample.most_mib:g} MiB")
     with _stage(folder) as stage:
         fill(stage, given, back, facts)
         return _placed(stage, folder, _name(facts))
@@ -217,7 +218,8 @@ def _array(tensor: Any) -> NDArray[Any]:
     if hasattr(tensor, "numpy"):
         tensor = tensor.numpy()
     array = np.array(tensor, order="C")
-    require(array.dtype.kind in "biuf", f"a tensor of {array.dtype} holds no numbers")
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"a tensor of {array.dtype} holds no numbers")
     return array
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 from gradaudit import files
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,27 +79,30 @@ class Spec:
             file = audit if audit.exists() else path / "result.json"
         value = files.read_json(file, "result")
         value = value.get("spec", value) if isinstance(value, dict) else value
-        require(
-            isinstance(value, dict)
-            and isinstance(value.get("command"), str)
-            and isinstance(value.get("arguments"), dict)
-            and isinstance(value.get("sources", {}), dict),
-            f"{file} holds no spec (command and arguments): it is not a result of "
-            "this version, so it can't be run again",
-        )
+        if (
+            not isinstance(value, dict)
+            or not isinstance(value.get("command"), str)
+            or not isinstance(value.get("arguments"), dict)
+            or not isinstance(value.get("sources", {}), dict)
+        ):
+            raise InputError(
+                f"{file} holds no spec (command and arguments): it is not a result of "
+                "this version, so it can't be run again"
+            )
         return cls(value["command"], value["arguments"], value.get("sources", {}))
 
     def call(self) -> dict[str, Any]:
         """Returns the arguments as objects; raises in words if they can't be had."""
         for name, known in self.sources.items():
             path = pathlib.Path(name)
-            require(
-                path.exists(), f"the run used {name}, which is not there: bring it back"
-            )
-            require(
-                files.digest(path) == known,
-                f"{name} has changed since the run: its result can't be repeated",
-            )
+            if not path.exists():
+                raise InputError(
+                    f"the run used {name}, which is not there: bring it back"
+                )
+            if files.digest(path) != known:
+                raise InputError(
+                    f"{name} has changed since the run: its result can't be repeated"
+                )
         return {name: rebuild(value) for name, value in self.arguments.items()}
 
 
@@ -190,28 +193,28 @@ def rebuild(value: Any) -> Any:
 
 def _rebuild_part(value: dict[str, Any]) -> Any:
     kind = _resolved(value["part"])
-    require(
-        isinstance(kind, type) and dataclasses.is_dataclass(kind),
-        f"the spec names {value['part']!r}, which is no part of gradaudit",
-    )
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise InputError(
+            f"the spec names {value['part']!r}, which is no part of gradaudit"
+        )
     return kind(**{name: rebuild(entry) for name, entry in value["fields"].items()})
 
 
 def _rebuild_enum(value: dict[str, Any]) -> Any:
     kind = _resolved(value["enum"])
-    require(
-        isinstance(kind, type) and issubclass(kind, enum.Enum),
-        f"the spec names {value['enum']!r}, which is no choice of gradaudit",
-    )
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum)):
+        raise InputError(
+            f"the spec names {value['enum']!r}, which is no choice of gradaudit"
+        )
     return kind[value["member"]]
 
 
 def _rebuild_call(value: dict[str, Any]) -> Any:
     function = _resolved(value["call"])
-    require(
-        getattr(function, _MARK, False) is True,
-        f"the spec calls {value['call']!r}, which makes no part of a run",
-    )
+    if getattr(function, _MARK, False) is not True:
+        raise InputError(
+            f"the spec calls {value['call']!r}, which makes no part of a run"
+        )
     arguments = value["arguments"].items()
     return function(**{name: rebuild(entry) for name, entry in arguments})
 
@@ -219,10 +222,8 @@ def _rebuild_call(value: dict[str, Any]) -> Any:
 def _rebuild_function(value: dict[str, Any]) -> Any:
     name = value["function"]
     found = _found(name) if name.startswith((*_ACTIVATIONS, _ROOMS)) else None
-    require(
-        found is not None and _may_be_named(name, found),
-        f"the spec names the function {name!r}, which it may not",
-    )
+    if found is None or not _may_be_named(name, found):
+        raise InputError(f"the spec names the function {name!r}, which it may not")
     return found
 
 
@@ -253,10 +254,8 @@ def _name(value: Any) -> str:
 
 
 def _resolved(name: str) -> Any:
-    require(
-        name.startswith(_ROOMS),
-        f"the spec names {name!r}, which is not inside gradaudit",
-    )
+    if not name.startswith(_ROOMS):
+        raise InputError(f"the spec names {name!r}, which is not inside gradaudit")
     return _found(name)
 
 

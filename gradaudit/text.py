@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradaudit import files
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 
 Reader = Callable[[str, str, Any], Any]  # (what, text, annotation) -> value
 _NUMBER = int | float
@@ -40,10 +40,12 @@ def call_with_text(
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")
         key = key.strip().replace("-", "_")
-        require(equals != "", f"{name}: write key=value, got {item!r}")
+        if equals == "":
+            raise InputError(f"{name}: write key=value, got {item!r}")
         if key not in known:
             raise unknown_name(f"parameter of {name}", key, known)
-        require(key not in arguments, f"{name}: {key} is given twice")
+        if key in arguments:
+            raise InputError(f"{name}: {key} is given twice")
         kind = hints.get(key, _kind_of_default(known[key].default))
         arguments[key] = (read or read_value)(f"{name}: {key}", value.strip(), kind)
     try:
@@ -165,13 +167,15 @@ def load_user_object(path: str | pathlib.Path, name: str) -> Any:
     inside `users_code`.
     """
     path = pathlib.Path(path)
-    require(
-        _trusted.get(),
-        f"the saved run names {path}, which would be run as code: read it, and then "
-        "say --trust",
-    )
-    require(path.is_file(), f"there is no file {path}")
-    require(name != "", f"say which name of {path} to use: {path}:name")
+    if not _trusted.get():
+        raise InputError(
+            f"the saved run names {path}, which would be run as code: read it, and "
+            "then say --trust"
+        )
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    if name == "":
+        raise InputError(f"say which name of {path} to use: {path}:name")
     module = _import(path)
     if not hasattr(module, name):
         public = [word for word in vars(module) if not word.startswith("_")]

@@ -28,7 +28,7 @@ from gradaudit.audit.training_plan import recorded_round
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import InputError, at_least, require
+from gradaudit.errors import InputError, at_least
 from gradaudit.federation.setting import PAPER_SETTINGS, Setting
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
@@ -152,23 +152,19 @@ class _Asked:
 
     def __post_init__(self) -> None:
         at_least(1, victims=self.victims)
-        require(
-            0 < self.success_rmse < 1,
-            f"success_rmse must lie in (0, 1), got {self.success_rmse}",
-        )
-        require(self.round >= 0, f"round must not be negative, got {self.round}")
+        if not 0 < self.success_rmse < 1:
+            raise InputError(
+                f"success_rmse must lie in (0, 1), got {self.success_rmse}"
+            )
+        if not self.round >= 0:
+            raise InputError(f"round must not be negative, got {self.round}")
         # jax reads 32 bits: larger seeds would repeat smaller ones.
-        require(
-            0 <= self.seed < 2**32, f"seed must lie in 0..2^32 - 1, got {self.seed}"
-        )
-        require(
-            1 <= self.looks <= MOST_LOOKS,
-            f"looks must lie in 1..{MOST_LOOKS}, got {self.looks}",
-        )
-        require(
-            0 <= self.line_ups <= 10**6,
-            f"line_ups must lie in 0..10^6, got {self.line_ups}",
-        )
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed must lie in 0..2^32 - 1, got {self.seed}")
+        if not 1 <= self.looks <= MOST_LOOKS:
+            raise InputError(f"looks must lie in 1..{MOST_LOOKS}, got {self.looks}")
+        if not 0 <= self.line_ups <= 10**6:
+            raise InputError(f"line_ups must lie in 0..10^6, got {self.line_ups}")
 
     def built(self) -> Run:
         """Returns the victims, the adversary and the attack, checked together."""
@@ -291,13 +287,15 @@ def _handed_out(scenario: Simulated, attack: Attack, threat: Threat) -> Simulate
 
 def _recorded(asked: _Asked, attack: Attack, threat: Threat) -> Run:
     """Builds victims that took part in a round of a recorded training."""
-    require(asked.draws in (None, 1), "a recorded training has one network: draws is 1")
-    require(asked.params is None, "a recorded training has its own parameters")
-    require(
-        asked.looks == 1,
-        "a client of a recorded training draws other examples in every round: looks "
-        "is 1",
-    )
+    if asked.draws not in (None, 1):
+        raise InputError("a recorded training has one network: draws is 1")
+    if asked.params is not None:
+        raise InputError("a recorded training has its own parameters")
+    if asked.looks != 1:
+        raise InputError(
+            "a client of a recorded training draws other examples in every round: "
+            "looks is 1"
+        )
     folder = pathlib.Path(str(asked.run))
     run = recorded_round(folder, asked.round)
     plan, recipe = run.plan, run.training.recipe
@@ -330,7 +328,8 @@ def _given(model: Model, path: pathlib.Path) -> tuple[PyTree, PyTree]:
     tensors = read_tensor_file(path)
     params, buffers = arranged(model, tensors, str(path), whole=False)
     for name, array in tensors.items():
-        require(bool(np.isfinite(array).all()), f"{path}: {name} holds NaN or infinity")
+        if not np.isfinite(array).all():
+            raise InputError(f"{path}: {name} holds NaN or infinity")
     own = model.initial_buffers(jax.random.key(0))
     held = jax.tree.map(jnp.asarray, (params, buffers or own))
     return held[0], held[1]
@@ -339,22 +338,20 @@ def _given(model: Model, path: pathlib.Path) -> tuple[PyTree, PyTree]:
 def _draws(asked: _Asked, model: Model) -> int:
     """Returns how many networks are drawn: several where they are untrained."""
     draws, given = asked.draws, asked.params is not None
-    require(
-        not given or draws in (None, 1),
-        "the parameters of a file are one network: draws is 1",
-    )
-    require(
-        model.drawn or draws in (None, 1),
-        f"model {model.name!r} has weights of its own, and every draw would be the "
-        "same network: draws is 1 (or redraw=True where it is made)",
-    )
+    if given and draws not in (None, 1):
+        raise InputError("the parameters of a file are one network: draws is 1")
+    if not (model.drawn or draws in (None, 1)):
+        raise InputError(
+            f"model {model.name!r} has weights of its own, and every draw would be the "
+            "same network: draws is 1 (or redraw=True where it is made)"
+        )
     if draws is None:
         once = asked.round or given or not model.drawn
         return 1 if once else min(_DRAWS, asked.victims)
-    require(
-        1 <= draws <= asked.victims,
-        f"draws must lie in 1..{asked.victims}, the number of victims, got {draws}",
-    )
+    if not 1 <= draws <= asked.victims:
+        raise InputError(
+            f"draws must lie in 1..{asked.victims}, the number of victims, got {draws}"
+        )
     return draws
 
 
@@ -372,11 +369,11 @@ def chosen_attack(
     """Returns the attack of a text, or the attack itself, with this budget."""
     if isinstance(method, str):
         return attack_presets.parse(method, iterations, restarts)
-    require(
-        getattr(type(method), "reconstruct_many", None) is Attack.reconstruct_many,
-        f"{type(method).__name__} must be an Attack that defines problem or "
-        "reconstruct: the loop over the victims is not its own",
-    )
+    if getattr(type(method), "reconstruct_many", None) is not Attack.reconstruct_many:
+        raise InputError(
+            f"{type(method).__name__} must be an Attack that defines problem or "
+            "reconstruct: the loop over the victims is not its own"
+        )
     if iterations is None and restarts is None:
         return method
     return method.budgeted(iterations, restarts)

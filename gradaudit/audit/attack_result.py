@@ -1,6 +1,7 @@
 """The result of an attack: what was asked, what came out, and what it is worth."""
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -106,6 +107,10 @@ class AttackResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns result.json; infinities become null."""
+        return dict(self._document)
+
+    @functools.cached_property
+    def _document(self) -> dict[str, Any]:
         plain: dict[str, Any] = files.finite(
             {
                 "schema_version": SCHEMA_VERSION,

@@ -22,7 +22,7 @@ from gradaudit.audit.audit_grid import Grid
 from gradaudit.audit.audit_plan import AuditPlan, changed
 from gradaudit.audit.captured_grid import CapturedGrid
 from gradaudit.clusters import placed
-from gradaudit.errors import InputError, LostProcess, require
+from gradaudit.errors import InputError, LostProcess
 from gradaudit.executors import Executor, Task, in_this_process
 from gradaudit.report import summary
 from gradaudit.report.page import page
@@ -153,11 +153,11 @@ def _open(folder: pathlib.Path, spec: Spec, overwrite: bool, extend: bool) -> No
         other = Spec.read(folder)
     if not (extend and other is not None and other.command == "audit"):
         claim(folder, spec, overwrite)
-    require(
-        (folder / AUDIT).exists() or overwrite or not (folder / CELLS).exists(),
-        f"{folder} has a folder {CELLS}, and no {AUDIT} that says of which audit: "
-        "choose another --out, or say --overwrite",
-    )
+    if not ((folder / AUDIT).exists() or overwrite or not (folder / CELLS).exists()):
+        raise InputError(
+            f"{folder} has a folder {CELLS}, and no {AUDIT} that says of which audit: "
+            "choose another --out, or say --overwrite"
+        )
     if overwrite:
         shutil.rmtree(folder / CELLS, ignore_errors=True)
 

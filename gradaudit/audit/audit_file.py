@@ -10,7 +10,7 @@ from typing import Any
 from gradaudit.audit.audit_gates import Gates
 from gradaudit.audit.audit_plan import AuditPlan, changed
 from gradaudit.data import parse_partition
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.federation.setting import (
     PAPER_SETTINGS,
     Batches,
@@ -160,11 +160,14 @@ def read_plan(path: pathlib.Path) -> tuple[AuditPlan, Gates]:
 
 def _parsed(path: pathlib.Path) -> dict[str, Any]:
     try:
-        require(
-            path.exists(), f"there is no file {path}: `gradaudit audit init` writes one"
-        )
-        require(path.is_file(), f"{path} is no regular file")
-        require(path.stat().st_size <= _LARGEST_FILE, f"{path} is larger than 1 MiB")
+        if not path.exists():
+            raise InputError(
+                f"there is no file {path}: `gradaudit audit init` writes one"
+            )
+        if not path.is_file():
+            raise InputError(f"{path} is no regular file")
+        if not path.stat().st_size <= _LARGEST_FILE:
+            raise InputError(f"{path} is larger than 1 MiB")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, InputError):
@@ -200,7 +203,8 @@ def _all(value: Any, kind: type) -> bool:
 
 def _checked(what: str, value: Any, kind: str) -> Any:
     words, fits = _KINDS[kind]
-    require(fits(value), f"{what} must be {words}, got {value!r}")
+    if not fits(value):
+        raise InputError(f"{what} must be {words}, got {value!r}")
     return value
 
 
@@ -247,7 +251,8 @@ def _gates(path: pathlib.Path, table: Mapping[str, Any]) -> Gates:
         if name not in names:
             raise unknown_name(f"key in [gates] of {path}", key, names)
         if name == "require_certificate":
-            require(isinstance(value, bool), f"{path}: {key} must be true or false")
+            if not isinstance(value, bool):
+                raise InputError(f"{path}: {key} must be true or false")
             given[name] = value
         else:
             given[name] = float(_checked(f"{path}: {key}", value, _NUMBER))

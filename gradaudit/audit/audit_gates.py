@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gradaudit.audit.gate import Verdict, judge, victims_needed
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.report.metrics import Rate
 from gradaudit.report.verdict import WORTH
 
@@ -38,15 +38,12 @@ class Gates:
     def __post_init__(self) -> None:
         for name in ("max_asr", "max_line_up"):
             value = getattr(self, name)
-            require(
-                value is None or 0 <= value <= 1, f"{name} must lie in [0, 1]: {value}"
-            )
+            if not (value is None or 0 <= value <= 1):
+                raise InputError(f"{name} must lie in [0, 1]: {value}")
         for name in ("min_rmse", "max_epsilon"):
             value = getattr(self, name)
-            require(
-                value is None or (value >= 0 and math.isfinite(value)),
-                f"{name} must be a finite number from 0, got {value}",
-            )
+            if not (value is None or (value >= 0 and math.isfinite(value))):
+                raise InputError(f"{name} must be a finite number from 0, got {value}")
 
     def judge(self, document: Plain) -> Plain:
         """Returns the gates' part of audit.json, with the exit code."""

@@ -24,7 +24,7 @@ from gradaudit.audit.training_plan import default_setting
 from gradaudit.data import CATALOGUE, Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.federation.setting import PAPER_SETTINGS, Setting
 from gradaudit.models.model import Model
 from gradaudit.spec import Spec
@@ -64,10 +64,10 @@ def check_budget(plan: AuditPlan, methods: Sequence[str | Attack]) -> None:
     """Raises if a budget was given that none of the attacks has."""
     budgets = [budget_of(plan, method) for method in methods]
     for name in ("iterations", "restarts"):
-        require(
-            getattr(plan, name) is None or any(each[name] for each in budgets),
-            f"none of the attacks of this audit has {name}: leave the option out",
-        )
+        if not (getattr(plan, name) is None or any(each[name] for each in budgets)):
+            raise InputError(
+                f"none of the attacks of this audit has {name}: leave the option out"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,10 +350,10 @@ def cell_of(
     """Returns a cell as plain data: its id follows from what it does."""
     for argument, value in spec.arguments.items():
         said = next(_undescribed(value), None)
-        require(
-            said is None,
-            f"the cells of an audit are plain data, and {argument} is not: {said}",
-        )
+        if said is not None:
+            raise InputError(
+                f"the cells of an audit are plain data, and {argument} is not: {said}"
+            )
     where = [] if leakage is None else [f"type {leakage}", threat]
     name = " · ".join([*(where or [kind]), guard, data])
     labels = {

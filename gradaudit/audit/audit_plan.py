@@ -10,7 +10,7 @@ from gradaudit import files
 from gradaudit.attacks.base import Attack
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import at_least, require, unknown_name
+from gradaudit.errors import InputError, at_least, unknown_name
 from gradaudit.federation.setting import Setting
 from gradaudit.models.model import Model
 from gradaudit.spec import Spec
@@ -84,19 +84,20 @@ class AuditPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(
-            self.truth is None or self.captured is not None,
-            "a truth belongs to captured updates: say which",
-        )
+        if self.truth is not None and self.captured is None:
+            raise InputError("a truth belongs to captured updates: say which")
         for name in ("datasets", "defenses", "types", "threats"):
             values = getattr(self, name)
-            require(len(values) > 0, f"an audit needs at least one of its {name}")
+            if not len(values):
+                raise InputError(f"an audit needs at least one of its {name}")
         for name in ("datasets", "defenses", "types", "threats", "attacks", "looks"):
             values = getattr(self, name)
             twice = [v for i, v in enumerate(values) if v in values[:i]]
-            require(not twice, f"{name}: {twice[:1]} is given twice")
+            if twice:
+                raise InputError(f"{name}: {twice[:1]} is given twice")
         for kind in self.types:
-            require(kind in tuple(Leakage), f"type must be 0, 1 or 2, got {kind!r}")
+            if kind not in tuple(Leakage):
+                raise InputError(f"type must be 0, 1 or 2, got {kind!r}")
         at_least(
             0,
             mechanism_trials=self.mechanism_trials,
@@ -115,23 +116,24 @@ class AuditPlan:
             looks=min(self.looks, default=0),
         )
         at_least(2, candidates=self.candidates)
-        require(
-            self.mechanism_trials == 0 or self.mechanism_trials >= 1000,
-            f"mechanism_trials must be 0 or at least 1000, got {self.mechanism_trials}",
-        )
-        require(
-            self.draws is None or self.draws <= self.victims,
-            f"draws must lie in 1..{self.victims}, the number of victims, got "
-            f"{self.draws}",
-        )
-        require(
-            0 < self.success_rmse < 1,
-            f"success_rmse must lie in (0, 1), got {self.success_rmse}",
-        )
-        require(0 < self.delta < 1, f"delta must lie in (0, 1), got {self.delta}")
-        require(
-            0 <= self.seed < 2**32, f"seed must lie in 0..2^32 - 1, got {self.seed}"
-        )
+        if self.mechanism_trials != 0 and not self.mechanism_trials >= 1000:
+            raise InputError(
+                "mechanism_trials must be 0 or at least 1000, got "
+                f"{self.mechanism_trials}"
+            )
+        if not (self.draws is None or self.draws <= self.victims):
+            raise InputError(
+                f"draws must lie in 1..{self.victims}, the number of victims, got "
+                f"{self.draws}"
+            )
+        if not 0 < self.success_rmse < 1:
+            raise InputError(
+                f"success_rmse must lie in (0, 1), got {self.success_rmse}"
+            )
+        if not 0 < self.delta < 1:
+            raise InputError(f"delta must lie in (0, 1), got {self.delta}")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed must lie in 0..2^32 - 1, got {self.seed}")
 
     def spec(self) -> Spec:
         """Returns what runs the audit again."""

@@ -28,7 +28,7 @@ from gradaudit.audit.threat import Threat, remarks
 from gradaudit.data import load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import InputError, at_least, require
+from gradaudit.errors import InputError, at_least
 from gradaudit.models.adapters import is_file, model_for
 from gradaudit.models.model import Model
 from gradaudit.record import PLACES
@@ -141,10 +141,10 @@ def _built(
     **given: Any,
 ) -> tuple[Run, Captured]:
     """Reads and checks what is attacked; `given` fills the gaps of the sidecars."""
-    require(
-        0 < success_rmse < 1, f"success_rmse must lie in (0, 1), got {success_rmse}"
-    )
-    require(0 <= seed < 2**32, f"seed must lie in 0..2^32 - 1, got {seed}")
+    if not 0 < success_rmse < 1:
+        raise InputError(f"success_rmse must lie in (0, 1), got {success_rmse}")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
     captures = _captures(pathlib.Path(captured), place, victims, given)
     leakage = Leakage(PLACES[captures[0].facts.place])
     net = (
@@ -213,11 +213,11 @@ def _captures(
     # The nearest to an adversary: whoever reads the wire does not see the raw update.
     order = ("wire", "server", "aggregate", "example", "raw")
     chosen = place or next(each for each in order if each in places)
-    require(
-        chosen in places,
-        f"{folder} holds no update of the place {chosen!r}, only "
-        f"{', '.join(sorted(places))}",
-    )
+    if chosen not in places:
+        raise InputError(
+            f"{folder} holds no update of the place {chosen!r}, only "
+            f"{', '.join(sorted(places))}"
+        )
     there = [capture for capture in found if capture.facts.place == chosen]
     return [capture.knowing(**given) for capture in there[:victims]]
 

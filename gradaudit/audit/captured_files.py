@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from gradaudit import files
 from gradaudit.data.formats.reading import opened
 from gradaudit.data.formats.tabular import DAMAGE, read_member
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.record import ABOUT, CLAIMS, FORMAT, KINDS, PLACES, Facts
 
 MOST_BYTES = 4 << 30  # a file, and what it decodes to
@@ -69,35 +69,37 @@ class Capture:
         given = {name: value for name, value in known.items() if value is not None}
         for name, value in given.items():
             said = getattr(self.facts, name)
-            require(
-                said is None or said == value,
-                f"{self.folder / ABOUT} says that {name} is {said!r}, and {value!r} "
-                "was given: correct one of them",
-            )
+            if said is not None and said != value:
+                raise InputError(
+                    f"{self.folder / ABOUT} says that {name} is {said!r}, and "
+                    f"{value!r} was given: correct one of them"
+                )
         return dataclasses.replace(self, facts=dataclasses.replace(self.facts, **given))
 
 
 def find(folder: pathlib.Path | str) -> list[pathlib.Path]:
     """Returns the folders of the captured updates in a folder, or the folder itself."""
     source = pathlib.Path(folder)
-    require(source.is_dir(), f"there is no folder {source} with captured updates")
+    if not source.is_dir():
+        raise InputError(f"there is no folder {source} with captured updates")
     if (source / ABOUT).exists():
         return [source]
     depths = ["*/" * depth + ABOUT for depth in range(1, _DEEPEST + 1)]
     found = sorted(path.parent for depth in depths for path in source.glob(depth))
     found = [path for path in found if not path.name.startswith(".")]
-    require(
-        len(found) > 0,
-        f"{source} holds no captured update: a folder with {ABOUT}, received.* and "
-        "sent.*, as gradaudit.record writes it (docs/own-system.md)",
-    )
+    if not len(found):
+        raise InputError(
+            f"{source} holds no captured update: a folder with {ABOUT}, received.* and "
+            "sent.*, as gradaudit.record writes it (docs/own-system.md)"
+        )
     return found
 
 
 def read_capture(folder: pathlib.Path | str) -> Capture:
     """Reads one update; refuses in words what is damaged or contradicts itself."""
     source = pathlib.Path(folder)
-    require(source.is_dir(), f"there is no folder {source} with a captured update")
+    if not source.is_dir():
+        raise InputError(f"there is no folder {source} with a captured update")
     about = files.read_json(source / ABOUT, "sidecar")
     facts = _facts(source / ABOUT, about)
     _check_digests(source, about)
@@ -105,11 +107,11 @@ def read_capture(folder: pathlib.Path | str) -> Capture:
     if about["format"] == 1:  # there parameters and statistics had prefixes
         received = {name.partition("/")[2]: array for name, array in received.items()}
     for name, array in [*received.items(), *sent.items()]:
-        require(
-            bool(np.isfinite(array).all()),
-            f"{source}: {name} holds NaN or infinity: nothing can be said of it; check "
-            "the training step that produced it",
-        )
+        if not np.isfinite(array).all():
+            raise InputError(
+                f"{source}: {name} holds NaN or infinity: nothing can be said of it; "
+                "check the training step that produced it"
+            )
     capture = Capture(source, facts, received, sent)
     _check_tensors(capture)
     return capture
@@ -118,36 +120,37 @@ def read_capture(folder: pathlib.Path | str) -> Capture:
 def _check_tensors(capture: Capture) -> None:
     """Raises unless what was sent belongs to what was received, and moved it."""
     missing = [name for name in capture.sent if name not in capture.received]
-    require(
-        not missing,
-        f"{capture.folder}: what was sent has tensors that were not received: "
-        f"{listed(missing)}",
-    )
+    if missing:
+        raise InputError(
+            f"{capture.folder}: what was sent has tensors that were not received: "
+            f"{listed(missing)}"
+        )
     for name, array in capture.sent.items():
         given = capture.received[name]
-        require(
-            array.shape == given.shape,
-            f"{capture.folder}: {name} was received with shape {given.shape} and sent "
-            f"with {array.shape}",
+        if array.shape != given.shape:
+            raise InputError(
+                f"{capture.folder}: {name} was received with shape {given.shape} and "
+                f"sent with {array.shape}"
+            )
+    if not any(array.any() for array in capture.moved().values()):
+        raise InputError(
+            f"{capture.folder}: the update is zero everywhere: it holds no information "
+            "(received and sent are the same, or the learning rate was 0)"
         )
-    require(
-        any(array.any() for array in capture.moved().values()),
-        f"{capture.folder}: the update is zero everywhere: it holds no information "
-        "(received and sent are the same, or the learning rate was 0)",
-    )
 
 
 def _facts(path: pathlib.Path, about: Any) -> Facts:
     """Returns the sidecar's facts, or says which of them can't be."""
-    require(isinstance(about, dict), f"{path} must hold one JSON object")
+    if not isinstance(about, dict):
+        raise InputError(f"{path} must hold one JSON object")
     known = about.get("format")
-    require(
-        type(known) is int and 1 <= known <= FORMAT,
-        f"{path} has format {known!r}; this version reads 1 to {FORMAT}",
-    )
+    if not (type(known) is int and 1 <= known <= FORMAT):
+        raise InputError(
+            f"{path} has format {known!r}; this version reads 1 to {FORMAT}"
+        )
     if known == 1:
         about = about | {
-            "place": PLACE_OF_TYPE.get(about.get("type"), about.get("type"))
+            "place": PLACE_OF_TYPE.get(about.get("type", -1), about.get("type"))
         }
     names = {field.name for field in dataclasses.fields(Facts)}
     for name in about:
@@ -156,26 +159,25 @@ def _facts(path: pathlib.Path, about: Any) -> Facts:
     facts = {name: about[name] for name in names & set(about)}
     for name, value in facts.items():
         accepts, words = _FACTS[name]
-        require(
-            (value is None and name not in ("sent", "place")) or accepts(value),
-            f"{path}: {name} must be {words}, got {value!r}",
-        )
+        if not ((value is None and name not in ("sent", "place")) or accepts(value)):
+            raise InputError(f"{path}: {name} must be {words}, got {value!r}")
     for name in ("sent", "place"):
-        require(name in facts, f"{path} does not say {name}: {_FACTS[name][1]}")
+        if name not in facts:
+            raise InputError(f"{path} does not say {name}: {_FACTS[name][1]}")
     meant = PLACES[facts["place"]]
-    require(
-        about.get("type", meant) == meant and type(about.get("type", 0)) is int,
-        f"{path}: type must be {meant} for the place {facts['place']!r}, got "
-        f"{about.get('type')!r}",
-    )
-    require(
-        meant != 2 or facts["sent"] == "gradient",
-        f"{path}: of one example (type 2) a gradient is read, got {facts['sent']!r}",
-    )
-    require(
-        known > 1 or facts["sent"] == ("gradient" if meant == 2 else "difference"),
-        f"{path}: in format 1, type {meant} can't hold {facts['sent']!r}",
-    )
+    if about.get("type", meant) != meant or type(about.get("type", 0)) is not int:
+        raise InputError(
+            f"{path}: type must be {meant} for the place {facts['place']!r}, got "
+            f"{about.get('type')!r}"
+        )
+    if meant == 2 and facts["sent"] != "gradient":
+        raise InputError(
+            f"{path}: of one example (type 2) a gradient is read, got {facts['sent']!r}"
+        )
+    if not known > 1 and facts["sent"] != ("gradient" if meant == 2 else "difference"):
+        raise InputError(
+            f"{path}: in format 1, type {meant} can't hold {facts['sent']!r}"
+        )
     return Facts(**facts)
 
 
@@ -221,15 +223,17 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 def _check_digests(folder: pathlib.Path, about: Mapping[str, Any]) -> None:
     """Raises if a file is not the one that the sidecar was written with."""
     digests = about.get("digests") or {}
-    require(isinstance(digests, dict), f"{folder / ABOUT}: digests must be an object")
+    if not isinstance(digests, dict):
+        raise InputError(f"{folder / ABOUT}: digests must be an object")
     for name, known in digests.items():
         path = folder / pathlib.PurePath(str(name)).name
-        require(path.is_file(), f"there is no file {path}, which {ABOUT} names")
-        require(
-            files.digest(path) == known,
-            f"{path} is not the file that was recorded: it was cut, changed or "
-            f"swapped (its SHA-256 is not the one in {ABOUT})",
-        )
+        if not path.is_file():
+            raise InputError(f"there is no file {path}, which {ABOUT} names")
+        if files.digest(path) != known:
+            raise InputError(
+                f"{path} is not the file that was recorded: it was cut, changed or "
+                f"swapped (its SHA-256 is not the one in {ABOUT})"
+            )
 
 
 def content_digest(captures: list[Capture]) -> str:
@@ -263,40 +267,42 @@ def read_tensors(folder: pathlib.Path, stem: str) -> Arrays:
     """
     found = [folder / f"{stem}{suffix}" for suffix in _READERS]
     found = [path for path in found if path.exists()]
-    require(
-        len(found) > 0,
-        f"there is no file {folder / stem} (.safetensors, .npz or .pt)",
-    )
-    require(
-        len(found) == 1,
-        f"{folder} has {' and '.join(path.name for path in found)}: keep the one that "
-        "is meant",
-    )
+    if not len(found):
+        raise InputError(
+            f"there is no file {folder / stem} (.safetensors, .npz or .pt)"
+        )
+    if len(found) != 1:
+        raise InputError(
+            f"{folder} has {' and '.join(path.name for path in found)}: keep the one "
+            "that is meant"
+        )
     return read_tensor_file(found[0])
 
 
 def read_tensor_file(path: pathlib.Path) -> Arrays:
     """Returns the named tensors of one such file; raises in words likewise."""
-    require(
-        path.suffix in _READERS,
-        f"{path} must end in {', '.join(_READERS)}: named tensors of a model",
-    )
-    require(path.exists(), f"there is no file {path}")
-    require(path.is_file(), f"{path} is no regular file")
+    if path.suffix not in _READERS:
+        raise InputError(
+            f"{path} must end in {', '.join(_READERS)}: named tensors of a model"
+        )
+    if not path.exists():
+        raise InputError(f"there is no file {path}")
+    if not path.is_file():
+        raise InputError(f"{path} is no regular file")
     size = path.stat().st_size
-    require(size <= MOST_BYTES, f"{path} has {size} bytes, more than {MOST_BYTES}")
+    if not size <= MOST_BYTES:
+        raise InputError(f"{path} has {size} bytes, more than {MOST_BYTES}")
     tensors = {str(name): array for name, array in _READERS[path.suffix](path).items()}
-    require(len(tensors) > 0, f"{path} holds no tensors")
+    if not len(tensors):
+        raise InputError(f"{path} holds no tensors")
     return {name: _numbers(path, name, array) for name, array in tensors.items()}
 
 
 def _numbers(path: pathlib.Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
     # bfloat16 and its kin are of kind V to numpy, and convert like any float.
     floating = array.dtype.kind == "f" or "float" in array.dtype.name
-    require(
-        floating or array.dtype.kind in "biu",
-        f"{path}: {name} holds {array.dtype}, expected numbers",
-    )
+    if not (floating or array.dtype.kind in "biu"):
+        raise InputError(f"{path}: {name} holds {array.dtype}, expected numbers")
     if not floating:
         return array
     with np.errstate(over="ignore"):  # an infinity is refused with its name
@@ -315,15 +321,13 @@ def _read_npz(path: pathlib.Path) -> Arrays:
         try:
             with zipfile.ZipFile(file) as archive:
                 declared = sum(info.file_size for info in archive.filelist)
-                require(
-                    declared <= MOST_BYTES,
-                    f"{path} decodes to {declared} bytes, more than {MOST_BYTES}",
-                )
+                if not declared <= MOST_BYTES:
+                    raise InputError(
+                        f"{path} decodes to {declared} bytes, more than {MOST_BYTES}"
+                    )
                 names = [info.filename for info in archive.filelist]
-                require(
-                    all(name.endswith(".npy") for name in names),
-                    f"{path} holds files that are no arrays",
-                )
+                if not all(name.endswith(".npy") for name in names):
+                    raise InputError(f"{path} holds files that are no arrays")
                 return {
                     name: read_member(path, archive, name, 0, _MOST_AXES)
                     for name in (each.removesuffix(".npy") for each in names)
@@ -347,11 +351,12 @@ def _read_pt(path: pathlib.Path) -> Arrays:
     except Exception as error:  # whatever a damaged pickle does to torch's reader
         said = next(iter(str(error).splitlines()), "")
         raise InputError(f"{path} can't be read as torch's weights: {said}") from None
-    require(
-        isinstance(loaded, dict)
-        and all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()),
-        f"{path} must hold a state_dict: names and tensors, nothing else",
-    )
+    if not isinstance(loaded, dict) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in loaded.values()
+    ):
+        raise InputError(
+            f"{path} must hold a state_dict: names and tensors, nothing else"
+        )
     return {name: _of_torch(tensor) for name, tensor in loaded.items()}
 
 

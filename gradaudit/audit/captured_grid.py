@@ -30,7 +30,7 @@ from gradaudit.defenses.clipping import Clip, Scope
 from gradaudit.defenses.noise import plain_gaussian, plain_laplace
 from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import Defense, defend
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.record import PLACES
@@ -117,26 +117,26 @@ class CapturedGrid:
         """Reads every recording of a plan; raises in words for what can't work."""
         usual = {field.name: field.default for field in dataclasses.fields(plan)}
         for name in _DECIDED:
-            require(
-                getattr(plan, name) == usual[name],
-                f"an audit of captured updates can't choose {name}: what was recorded "
-                "decides it; leave it out",
-            )
+            if getattr(plan, name) != usual[name]:
+                raise InputError(
+                    f"an audit of captured updates can't choose {name}: what was "
+                    "recorded decides it; leave it out"
+                )
         folder = pathlib.Path(plan.captured or "")
-        require(
-            plan.model is not None,
-            "captured updates need the client's model: --model path/to/file.py:build",
-        )
+        if plan.model is None:
+            raise InputError(
+                "captured updates need the client's model: --model "
+                "path/to/file.py:build"
+            )
         runs = tuple(_run(*each) for each in _runs(folder))
         model = model_for(plan.model) if isinstance(plan.model, str) else plan.model
-        assert model is not None
         updates = Updates(str(folder), model, sum(run.updates for run in runs))
         grid = cls(plan, (updates,), runs)
-        require(
-            bool(grid.threats),
-            "captured updates are read by curious and aware adversaries; line-ups of "
-            "your candidates: gradaudit attack --captured ... --candidates",
-        )
+        if not grid.threats:
+            raise InputError(
+                "captured updates are read by curious and aware adversaries; line-ups "
+                "of your candidates: gradaudit attack --captured ... --candidates"
+            )
         check_budget(plan, grid.attacks)
         for threat in grid.threats:
             for method in grid.attacks:
@@ -218,11 +218,11 @@ def _runs(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
     inside = sorted({path.relative_to(folder).parts[:1] for path in recordings})
     direct = [path for path in recordings if path.parent == folder or path == folder]
     if direct:
-        require(
-            len(direct) == len(recordings),
-            f"{folder} holds recordings ({direct[0].name}, ...) and folders of them: "
-            "give each run a folder of its own",
-        )
+        if len(direct) != len(recordings):
+            raise InputError(
+                f"{folder} holds recordings ({direct[0].name}, ...) and folders of "
+                "them: give each run a folder of its own"
+            )
         return [(folder.resolve().name, folder)]
     return [(parts[0], folder / parts[0]) for parts in inside]
 
@@ -233,10 +233,11 @@ def _run(name: str, folder: pathlib.Path) -> Run:
     # Whoever reads what was sent does not see it before the defense.
     read = [place for place in PLACES if place in places - {"raw"}] or ["raw"]
     claims = [dict(c.facts.claim) for c in captures if c.facts.claim]
-    require(
-        all(claim == claims[0] for claim in claims),
-        f"the updates in {folder} make different claims: give each a folder of its own",
-    )
+    if not all(claim == claims[0] for claim in claims):
+        raise InputError(
+            f"the updates in {folder} make different claims: give each a folder of its "
+            "own"
+        )
     return Run(
         name, folder, claims[0] if claims else None, tuple(read), _examples(captures)
     )

@@ -16,7 +16,7 @@ from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense, init_states
 from gradaudit.distinguish.line_up import scores_of, told
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.federation.setting import Setting
 from gradaudit.models.adapters import model_for
@@ -98,7 +98,8 @@ def identify(
         model or default, data.shape, data.classes
     )  # fmt: skip
     folders = [captured] if isinstance(captured, str) else list(captured)
-    require(len(folders) > 0, "there is no captured observation to look at")
+    if not len(folders):
+        raise InputError("there is no captured observation to look at")
     total, tensors, training, leakage = 0.0, 1, LocalTraining(), 2
     places = (guard.per_example, guard.update, guard.server)
     for folder in folders:
@@ -108,7 +109,8 @@ def identify(
         training, leakage = observation.training, int(observation.leakage)
         each = 1 if leakage == 2 else training.examples
         rows = np.arange(len(data) // each * each).reshape(-1, each)
-        require(len(rows) >= 2, f"a line-up needs 2 candidates of {each} examples each")
+        if len(rows) < 2:
+            raise InputError(f"a line-up needs 2 candidates of {each} examples each")
         states = tuple(init_states(part, observation.params) for part in places)
         known = told(observation, places, states)  # type: ignore[arg-type]
         people = Population.of(data, list(rows))

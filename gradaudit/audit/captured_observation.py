@@ -18,7 +18,7 @@ from gradaudit.audit.captured_files import (
     listed,
     read_capture,
 )
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.model import Model, cross_entropy
 from gradaudit.record import ABOUT, PLACES, Facts, fill
 from gradaudit.types import Leakage, LocalTraining, Observation, PyTree
@@ -84,23 +84,24 @@ def _training(capture: Capture) -> LocalTraining:
         )
         facts = dataclasses.replace(facts, optimizer="sgd")
     for name, option in ASKED.items():
-        require(
-            getattr(facts, name) is not None,
-            f"{capture.folder / ABOUT} does not say {name}, and no attack works "
-            f"without it: write it there, or say {option}",
+        if getattr(facts, name) is None:
+            raise InputError(
+                f"{capture.folder / ABOUT} does not say {name}, and no attack works "
+                f"without it: write it there, or say {option}"
+            )
+    if facts.optimizer not in (None, "sgd"):
+        raise InputError(
+            f"{capture.folder / ABOUT}: an update of optimizer {facts.optimizer!r} "
+            "can't be replayed yet; sgd can"
         )
-    require(
-        facts.optimizer in (None, "sgd"),
-        f"{capture.folder / ABOUT}: an update of optimizer {facts.optimizer!r} can't "
-        "be replayed yet; sgd can",
-    )
     assert facts.batch_size and facts.local_steps and facts.learning_rate
     many = facts.clients or 1
-    require(
-        many == 1 or facts.local_steps == 1,
-        f"{capture.folder}: the mean of {many} clients' updates of "
-        f"{facts.local_steps} local steps each can't be replayed; of one step it can",
-    )
+    if many != 1 and facts.local_steps != 1:
+        raise InputError(
+            f"{capture.folder}: the mean of {many} clients' updates of "
+            f"{facts.local_steps} local steps each can't be replayed; of one step it "
+            "can"
+        )
     return LocalTraining(
         batch_size=facts.batch_size * many,
         local_steps=facts.local_steps,
@@ -131,11 +132,11 @@ def arranged(
     without = not whole and not set(names[1]) & set(spelled)
     wanted = {*names[0], *(() if without else names[1])}
     missing, unknown = wanted - set(spelled), set(spelled) - wanted
-    require(
-        not missing and not unknown,
-        f"{what} does not hold the parameters of model {model.name!r}: missing "
-        f"{listed(missing)}, unknown {listed(unknown)}",
-    )
+    if missing or unknown:
+        raise InputError(
+            f"{what} does not hold the parameters of model {model.name!r}: missing "
+            f"{listed(missing)}, unknown {listed(unknown)}"
+        )
     params = _filled(trees[0], names[0], spelled, what)
     return params, {} if without else _filled(trees[1], names[1], spelled, what)
 
@@ -147,11 +148,11 @@ def _filled(
     leaves, structure = jax.tree.flatten(shapes)
     for name, shape in zip(names, leaves, strict=True):
         found = tensors[name]
-        require(
-            found.shape == shape.shape and found.dtype.kind == shape.dtype.kind,
-            f"{what}: {name} must be {shape.dtype} of shape {shape.shape}, got "
-            f"{found.dtype} {found.shape}",
-        )
+        if found.shape != shape.shape or found.dtype.kind != shape.dtype.kind:
+            raise InputError(
+                f"{what}: {name} must be {shape.dtype} of shape {shape.shape}, got "
+                f"{found.dtype} {found.shape}"
+            )
     return jax.tree.unflatten(structure, [tensors[name] for name in names])
 
 
@@ -175,20 +176,20 @@ def _check_output_bias(
         ' Or noise was added: then the sidecar must say so, "claim": {"mechanism": '
         '"name"}.'
     )
-    require(
-        reached <= steps * _ROUNDING + 1e-6,
-        f"{capture.folder}: the learning rate {training.learning_rate:g} contradicts "
-        f"the update: in {steps} step(s) the output bias can move by "
-        f"{training.learning_rate * steps:g} at most, and it moved by "
-        f"{reached * training.learning_rate:.3g}.{doubt}",
-    )
+    if not reached <= steps * _ROUNDING + 1e-6:
+        raise InputError(
+            f"{capture.folder}: the learning rate {training.learning_rate:g} "
+            f"contradicts the update: in {steps} step(s) the output bias can move by "
+            f"{training.learning_rate * steps:g} at most, and it moved by "
+            f"{reached * training.learning_rate:.3g}.{doubt}"
+        )
     negative = int(jnp.sum(bias < -1e-3 * reached))
-    require(
-        negative <= training.examples,
-        f"{capture.folder}: the output bias grew for {negative} classes, and only "
-        f"{training.examples} example(s) were used: received and sent are swapped, or "
-        f"batch_size is wrong.{doubt}",
-    )
+    if not negative <= training.examples:
+        raise InputError(
+            f"{capture.folder}: the output bias grew for {negative} classes, and only "
+            f"{training.examples} example(s) were used: received and sent are swapped, "
+            f"or batch_size is wrong.{doubt}"
+        )
 
 
 def save_observation(folder: pathlib.Path | str, observation: Observation) -> None:

@@ -14,7 +14,7 @@ from gradaudit.audit.captured_observation import observation_of
 from gradaudit.audit.scenario import Group, Ids
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses.transforms import Defense, ToldDefense, init_states
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.federation.recipe import ServerState
 from gradaudit.models.model import Model, check_batch
 from gradaudit.types import Leakage, Observation, PyTree, Victim
@@ -46,11 +46,11 @@ class Captured:
         self.observations = seen
         self.truths = list(truths)
         sizes = {observation.training.examples for observation in seen}
-        require(
-            len(sizes) == 1,
-            f"the captured updates are of {sorted(sizes)} examples: attack those of "
-            "each size on their own (put them into folders of their own)",
-        )
+        if len(sizes) != 1:
+            raise InputError(
+                f"the captured updates are of {sorted(sizes)} examples: attack those "
+                "of each size on their own (put them into folders of their own)"
+            )
         (examples,) = sizes
         for capture, truth in zip(captures if truths else (), truths, strict=True):
             _check_truth(capture, model, truth, examples)
@@ -86,7 +86,8 @@ class Captured:
 
     def truth(self, ids: Ids) -> Victim:
         """Returns the private data, stacked: for evaluators only."""
-        require(bool(self.truths), "no truth was given with the captured updates")
+        if not self.truths:
+            raise InputError("no truth was given with the captured updates")
         chosen = [self.truths[int(i)] for i in ids]
         return Victim(
             np.stack([truth.inputs for truth in chosen]),  # type: ignore[arg-type]
@@ -149,11 +150,11 @@ def told_to(observation: Observation, defense: Defense) -> Observation:
 
 def _check_truth(capture: Capture, model: Model, truth: Dataset, examples: int) -> None:
     check_batch(model, truth.inputs, truth.labels)
-    require(
-        len(truth) == examples,
-        f"{capture.folder} is of {examples} examples (batch_size times local_steps), "
-        f"and its truth has {len(truth)}",
-    )
+    if len(truth) != examples:
+        raise InputError(
+            f"{capture.folder} is of {examples} examples (batch_size times "
+            f"local_steps), and its truth has {len(truth)}"
+        )
 
 
 def private_data(path: pathlib.Path | str, model: Model) -> Dataset:
@@ -167,11 +168,11 @@ def private_data(path: pathlib.Path | str, model: Model) -> Dataset:
         turned = np.moveaxis(data.inputs, 1, -1)
         if turned.shape[1:] == shape:
             data = dataclasses.replace(data, inputs=turned)
-    require(
-        data.shape == shape,
-        f"{path} holds inputs of shape {data.shape}, and model {model.name!r} reads "
-        f"{shape}",
-    )
+    if data.shape != shape:
+        raise InputError(
+            f"{path} holds inputs of shape {data.shape}, and model {model.name!r} "
+            f"reads {shape}"
+        )
     if data.classes > classes:
         raise InputError(
             f"{path} has labels up to {data.classes - 1}, and model {model.name!r} "
@@ -191,7 +192,8 @@ def truths_of(
     if path.is_file():
         one = private_data(path, model)
         return [one] * len(captures)
-    require(path.is_dir(), f"there is no file or folder {path} with the truth")
+    if not path.is_dir():
+        raise InputError(f"there is no file or folder {path} with the truth")
     found = []
     for capture in captures:
         whole, place = capture.folder.name, capture.facts.place
@@ -199,10 +201,10 @@ def truths_of(
         names = list(dict.fromkeys([*names, f"client-{capture.facts.client}"]))
         files = [path / f"{name}.npz" for name in names]
         there = next((file for file in files if file.is_file()), None)
-        require(
-            there is not None,
-            f"{path} has no truth of {capture.folder.name}: looked for "
-            f"{' and '.join(file.name for file in files)}",
-        )
+        if there is None:
+            raise InputError(
+                f"{path} has no truth of {capture.folder.name}: looked for "
+                f"{' and '.join(file.name for file in files)}"
+            )
         found.append(private_data(str(there), model))
     return found

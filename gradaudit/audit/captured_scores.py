@@ -23,7 +23,7 @@ from gradaudit.attacks.accounts import guessed_gradient
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense, init_states
 from gradaudit.distinguish.line_up import scores_of, told
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
@@ -210,11 +210,11 @@ def pick(
     """
     each = observation.training.examples
     count = len(candidates) // each
-    require(
-        count >= 2,
-        f"a line-up needs 2 candidates of {each} examples each, and {candidates.name} "
-        f"has {len(candidates)} examples",
-    )
+    if not count >= 2:
+        raise InputError(
+            f"a line-up needs 2 candidates of {each} examples each, and "
+            f"{candidates.name} has {len(candidates)} examples"
+        )
     plain = dataclasses.replace(observation, told=None, memory=())
     shape = (count, each)
     inputs = candidates.inputs[: count * each].reshape(*shape, *candidates.shape)

@@ -33,7 +33,7 @@ from gradaudit.audit.attack import DEFAULT_DATASET, attack
 from gradaudit.audit.attack_result import AttackResult
 from gradaudit.audit.informed import LINE_UPS
 from gradaudit.data import load_dataset
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.report import metrics
 from gradaudit.report.result import claim
 from gradaudit.spec import Spec
@@ -145,16 +145,17 @@ def attack_until_clear(
       overwrite: begin anew, whatever is in `keep`.
       **asked: what `attack` takes, without victims and draws.
     """
-    require(
-        0 < max_asr < 1, f"the limit must lie in (0, 1) to be tested, got {max_asr}"
-    )
-    require(
-        asked.get("run") is None
-        and asked.get("params") is None
-        and not asked.get("round"),
-        "victims=auto draws the network anew for every victim: it attacks no training "
-        "that took place; give a number of victims",
-    )
+    if not 0 < max_asr < 1:
+        raise InputError(f"the limit must lie in (0, 1) to be tested, got {max_asr}")
+    if (
+        asked.get("run") is not None
+        or asked.get("params") is not None
+        or asked.get("round")
+    ):
+        raise InputError(
+            "victims=auto draws the network anew for every victim: it attacks no "
+            "training that took place; give a number of victims"
+        )
     numbers = {"max_asr": max_asr, "seed": seed, "line_ups": line_ups}
     spec = Spec.of("attack-gate", **numbers, **_described(asked))
     if keep is not None:

@@ -29,8 +29,7 @@ from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError
 from gradaudit.federation.recipe import ServerState
 from gradaudit.models.model import Model
-from gradaudit.privacy.certificate import certificate, near
-from gradaudit.privacy.plan import PrivacyPlan
+from gradaudit.privacy.certificate import near
 from gradaudit.report import figures
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
@@ -301,25 +300,21 @@ def line_up_and_certificates(
         len(used), From.LABEL, False, seed, tensors, used,
     )  # fmt: skip
     enough = most >= (count if alone else batch * steps)
-    played: dict[str, Any] = {
-        "candidates": count,
-        "looks": looks,
-        "line_ups": 0,
-        "measured": None,
-        "certified": table.certified(defense, count, looks).to_dict(),
-        "guessing": 1 / count,
-        "broken": False,
-    }
     if line_ups and enough and batch * steps <= _EXAMPLES:
         (cell,), _ = play_cells(table, [(None, defense)], None)
         played = cell.to_dict() | {"broken": cell.breaks(_HALF)}
-    rebuilt = certificate(
-        PrivacyPlan(defense, table.setting, tensors=tensors),
-        type=int(leakage),
-        prior=near(dataset.inputs, success_rmse, batch * steps),
-        looks=looks,
-        round=table.round,
-    )
+    else:
+        played = {
+            "candidates": count,
+            "looks": looks,
+            "line_ups": 0,
+            "measured": None,
+            "certified": table.certified(defense, count, looks).to_dict(),
+            "guessing": 1 / count,
+            "broken": False,
+        }
+    prior = near(dataset.inputs, success_rmse, batch * steps)
+    rebuilt = table.certified(defense, prior, looks)
     return {
         "line_up": played,
         "reconstruction": rebuilt.to_dict() | {"threshold": success_rmse},

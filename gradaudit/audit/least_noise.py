@@ -13,7 +13,7 @@ from gradaudit.audit.training_plan import default_setting
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.federation.training import Progress, Stopped
 from gradaudit.models.model import Model
 from gradaudit.privacy.certificate import Certificate, certificate, least_sigma
@@ -163,10 +163,10 @@ def enough_noise(
     asked = {k: v for k, v in locals().items() if k not in _NO_NUMBERS}
     machine.configure()
     guard = parse_defense(defense) if isinstance(defense, str) else defense
-    require(
-        not train or isinstance(dataset, str),
-        "training needs the name of a data set with a train and a test split",
-    )
+    if train and not isinstance(dataset, str):
+        raise InputError(
+            "training needs the name of a data set with a train and a test split"
+        )
     if train and model is None:
         images = len(load_dataset(str(dataset)).shape) == 3
         model = "cnn" if images else "mlp"

@@ -2,6 +2,9 @@
 
 import dataclasses
 import enum
+import functools
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,13 +16,14 @@ from scipy import special
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish.line_up import Game, Group, Ids, Scores, worst_case
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState
 from gradaudit.federation.setting import Setting
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.privacy.certificate import Certificate, certificate
+from gradaudit.privacy.guessing import Prior
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.report import metrics
 from gradaudit.types import Key, Leakage
@@ -112,7 +116,7 @@ class LineUps:
     tensors: int
     states: tuple[ServerState, ...] = ()  # of each draw; else the networks are drawn
 
-    @property
+    @functools.cached_property
     def setting(self) -> Setting:
         """A round of clients that are all read, their batches known."""
         return Setting(
@@ -130,19 +134,21 @@ class LineUps:
         """The round that is read: 0, unless the states are of a later one."""
         return int(self.states[0].round) if self.states else 0
 
-    def certified(self, defense: Defense, candidates: int, looks: int) -> Certificate:
-        """Returns the bound for a cell."""
-        plan = PrivacyPlan(defense, self.setting, tensors=self.tensors)
+    def certified(
+        self, defense: Defense, among: int | Prior, looks: int
+    ) -> Certificate:
+        """Returns the bound on a pick out of so many, or on what this prior is of."""
         return certificate(
-            plan,
+            PrivacyPlan(defense, self.setting, tensors=self.tensors),
             type=int(self.leakage),
-            candidates=candidates,
+            candidates=among if isinstance(among, int) else None,
+            prior=None if isinstance(among, int) else among,
             looks=looks,
             round=self.round,
         )
 
     def play(self, key: Key, defense: Defense) -> Iterator[Any]:
-        """Yields (candidates, looks, draw, won, played) chunk by chunk."""
+        """Yields (candidates, looks, draw, won, played), some line-ups at a time."""
         sizes = [self.candidates]
         if self.source is From.WORST:  # each n has a simplex of its own
             sizes = [(n,) for n in self.candidates]
@@ -177,12 +183,14 @@ class LineUps:
         draw_key = jax.random.fold_in(key, draw)
         state = self.states[draw] if self.states else None
         game = Game(recipe, population, self.leakage, draw_key, self.fresh, state)
-        for group in groups:
-            for chosen, scores in game.play(group, self.looks):
-                for count in candidates:
-                    for looks, rated in scores.items():
-                        won = int(picks(rng, rated, chosen, count).sum())
-                        yield count, looks, draw, won, len(chosen)
+        for played in game.play(groups, self.looks):
+            won: Counter[tuple[int, int]] = Counter()
+            for chosen, scores in played:
+                for kind in itertools.product(candidates, scores):
+                    count, looks = kind
+                    won[kind] += int(picks(rng, scores[looks], chosen, count).sum())
+            done = sum(len(chosen) for chosen, _ in played)
+            yield from ((*kind, draw, hits, done) for kind, hits in won.items())
 
 
 def _clients(
@@ -217,28 +225,32 @@ def line_ups_of(
     seed: int,
 ) -> LineUps:
     """Checks the numbers and builds what all line-ups share."""
-    require(type_ in tuple(Leakage), f"type must be 0, 1 or 2, got {type_}")
+    if type_ not in tuple(Leakage):
+        raise InputError(f"type must be 0, 1 or 2, got {type_}")
     counts, reads = (
         tuple(dict.fromkeys([x] if isinstance(x, int) else x))
         for x in (candidates, looks)
     )
     known = {member.value: member for member in From}
-    require(source in known, f"candidates come from {', '.join(known)}, not {source!r}")
+    if source not in known:
+        raise InputError(f"candidates come from {', '.join(known)}, not {source!r}")
     corners = _MOST_CORNERS if known[source] is From.WORST else _MOST_CANDIDATES
     _check("candidates", counts, 2, corners)
     _check("looks", reads, 1, _MOST_LOOKS)
     _check("victims", [victims], 1, _MOST_LINE_UPS)
-    require(1 <= draws <= victims, f"draws must lie in 1..{victims}, got {draws}")
+    if not 1 <= draws <= victims:
+        raise InputError(f"draws must lie in 1..{victims}, got {draws}")
     _check("local_steps", [local_steps], 1, _MOST_STEPS)
     _check("batch_size", [1 if batch_size is None else batch_size], 1, _MOST_STEPS)
-    require(0 <= seed < 2**32, f"seed must lie in 0..2^32 - 1, got {seed}")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
     leakage = Leakage(type_)
     alone = leakage is Leakage.EXAMPLE
-    require(
-        not alone or batch_size in (None, 1) and local_steps == 1,
-        "type 2 reads one example's gradient in the first local step: leave "
-        "batch_size and local_steps out",
-    )
+    if alone and (batch_size not in (None, 1) or local_steps != 1):
+        raise InputError(
+            "type 2 reads one example's gradient in the first local step: leave "
+            "batch_size and local_steps out"
+        )
     data = load_dataset(dataset) if isinstance(dataset, str) else dataset
     net = model if isinstance(model, Model) else model_for(
         model or ("cpl" if len(data.shape) == 3 else "mlp"), data.shape, data.classes
@@ -246,11 +258,11 @@ def line_ups_of(
     tensors = len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0))))
     each = 1 if alone else (batch_size or 3) * local_steps
     needed = max(counts) if each == 1 else each
-    require(
-        source == From.WORST.value or needed <= len(data),
-        f"{max(counts):,} candidates of {each:,} examples need at least {needed:,}; "
-        f"dataset {data.name!r} has {len(data):,}: ask for less",
-    )
+    if source != From.WORST.value and not needed <= len(data):
+        raise InputError(
+            f"{max(counts):,} candidates of {each:,} examples need at least "
+            f"{needed:,}; dataset {data.name!r} has {len(data):,}: ask for less"
+        )
     # Weights of its own, or a network that is left out: nothing to draw.
     if source == From.WORST.value or not net.drawn:
         draws = 1
@@ -261,13 +273,10 @@ def line_ups_of(
 
 
 def _check(name: str, values: Sequence[int], least: int, most: int) -> None:
-    require(
-        bool(values) and min(values) >= least,
-        f"{name} must be at least {least}, got {list(values)}",
-    )
-    require(
-        max(values) <= most, f"{name} must be at most {most:,}, got {max(values):,}"
-    )
+    if not values or not min(values) >= least:
+        raise InputError(f"{name} must be at least {least}, got {list(values)}")
+    if not max(values) <= most:
+        raise InputError(f"{name} must be at most {most:,}, got {max(values):,}")
 
 
 def draw_groups(

@@ -27,7 +27,7 @@ from gradaudit.audit.measured_noise import (
     shrunk_to,
     usual,
 )
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.record import CLAIMS
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
@@ -161,9 +161,8 @@ def mechanism_check(
             raise unknown_name("claim", name, CLAIMS)
     captures = [read_capture(folder) for folder in find(captured)]
     said = Claim.of(_claimed(captures) | dict(claim or {}))
-    require(
-        said.law in _LAWS, f"the law must be {' or '.join(_LAWS)}, got {said.law!r}"
-    )
+    if said.law not in _LAWS:
+        raise InputError(f"the law must be {' or '.join(_LAWS)}, got {said.law!r}")
     pairs = pairs_of(captures)
     arrived = [c.moved() for c in captures if c.facts.place != "raw"]
     noise = pooled(pairs) if pairs else Estimate(*(3 * [most_noise(arrived)]))
@@ -216,11 +215,12 @@ def pairs_of(captures: Sequence[Capture]) -> list[Pair]:
 
 def _comparable(before: Capture, after: Capture) -> bool:
     names = set(before.moved()) & set(after.moved())
-    require(
-        all(np.array_equal(before.received[n], after.received[n]) for n in names),
-        f"{before.folder} and {after.folder} are of one round and client, and started "
-        "from different parameters: they are no pair; give each run its own folder",
-    )
+    if not all(np.array_equal(before.received[n], after.received[n]) for n in names):
+        raise InputError(
+            f"{before.folder} and {after.folder} are of one round and client, and "
+            "started from different parameters: they are no pair; give each run its "
+            "own folder"
+        )
     return bool(names)
 
 

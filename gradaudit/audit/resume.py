@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from gradaudit import files
 from gradaudit.audit.scores import MemberScore, Score, Trace
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.report.result import claim, remove_result
 from gradaudit.spec import Spec, describe, rebuild
 
@@ -105,12 +105,12 @@ class Kept:
         assert self._path is not None
         lines = iter(files.whole_lines(self._path))
         header = _parsed(next(lines, b""))
-        require(
-            header.get("version") == _VERSION and header.get("attack") == name,
-            f"{self._path.parent} holds another attack (other options, other files, or "
-            "another version of gradaudit or jax): choose another --out, or say "
-            "--overwrite",
-        )
+        if header.get("version") != _VERSION or header.get("attack") != name:
+            raise InputError(
+                f"{self._path.parent} holds another attack (other options, other "
+                "files, or another version of gradaudit or jax): choose another --out, "
+                "or say --overwrite"
+            )
         for record in map(_parsed, lines):
             found = _finished(record)
             if found is not None:
@@ -122,10 +122,10 @@ def _require_described(spec: Spec, content: dict[str, Any]) -> None:
     """Raises for what plain data can't tell apart: an object that isn't described."""
     for name, value in spec.arguments.items():
         said = value.get("undescribed") if isinstance(value, dict) else None
-        require(
-            said is None or name in content,
-            f"finished victims can't be kept: {name} is not plain data. {said}",
-        )
+        if not (said is None or name in content):
+            raise InputError(
+                f"finished victims can't be kept: {name} is not plain data. {said}"
+            )
 
 
 def fingerprint(spec: Spec, content: dict[str, Any]) -> str:

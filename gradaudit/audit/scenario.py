@@ -20,7 +20,7 @@ from gradaudit.attacks.base import Victims
 from gradaudit.audit.training_plan import RecordedTraining
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense, ToldDefense
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state
 from gradaudit.federation.round import run_round
@@ -103,10 +103,10 @@ class Simulated:
                 f"dataset {dataset.name!r} has {len(dataset)}: at most "
                 f"{len(dataset) // each} victims"
             )
-        require(
-            1 <= draws <= count,
-            f"draws must lie in 1..{count}, the number of victims, got {draws}",
-        )
+        if not 1 <= draws <= count:
+            raise InputError(
+                f"draws must lie in 1..{count}, the number of victims, got {draws}"
+            )
         check_batch(model, dataset.inputs[:1], dataset.labels[:1])
         params_key, order_key, self._key = jax.random.split(key, 3)
         order = np.asarray(jax.random.permutation(order_key, len(dataset)))
@@ -144,11 +144,11 @@ class Simulated:
 
         The victims are the first of the clients that took part.
         """
-        require(
-            1 <= victims <= len(run.participants),
-            f"{len(run.participants)} clients took part in round {run.round}: ask for "
-            f"1..{len(run.participants)} victims, not {victims}",
-        )
+        if not 1 <= victims <= len(run.participants):
+            raise InputError(
+                f"{len(run.participants)} clients took part in round {run.round}: ask "
+                f"for 1..{len(run.participants)} victims, not {victims}"
+            )
         made = cls.__new__(cls)
         everybody = np.asarray(run.participants, np.int64)
         made.dataset, made.count = run.plan.data[0], victims
@@ -175,11 +175,11 @@ class Simulated:
             )
             for each in (made, [state.params, state.buffers])
         )
-        require(
-            expected == found,
-            f"model {model.name!r} has other tensors than what was trained as "
-            f"{self.model.name!r}: leave --model out",
-        )
+        if expected != found:
+            raise InputError(
+                f"model {model.name!r} has other tensors than what was trained as "
+                f"{self.model.name!r}: leave --model out"
+            )
         again = copy.copy(self)
         again._recipe = dataclasses.replace(self._recipe, model=model)
         return again
@@ -190,12 +190,11 @@ class Simulated:
         What the honest network has learned by then stays; transforms begin anew.
         """
         public = self._public
-        require(
-            public is not None,
-            "a malicious server needs public examples to choose its parameters by, and "
-            "every example is a victim's: take fewer victims",
-        )
-        assert public is not None
+        if public is None:
+            raise InputError(
+                "a malicious server needs public examples to choose its parameters by, "
+                "and every example is a victim's: take fewer victims"
+            )
         model = alter(self.model, public)
         recipe = dataclasses.replace(self._recipe, model=model)
         fresh = model.init(jax.random.key(0))  # what it adds is not drawn
@@ -361,13 +360,13 @@ class Simulated:
 def _check_looks(looks: int, leakage: Leakage, setting: Setting) -> None:
     """Raises unless every look is at the same examples."""
     alone = leakage is Leakage.EXAMPLE and setting.batch_size > 1
-    require(
-        looks == 1 or (setting.local_steps == 1 and not alone),
-        "several looks must be at the same examples, and a client that holds more than "
-        "one step reads takes others in every round: leave local_steps out"
-        + ", and batch_size for type 2"
-        * (leakage is Leakage.EXAMPLE),
-    )
+    if looks != 1 and (setting.local_steps != 1 or alone):
+        raise InputError(
+            "several looks must be at the same examples, and a client that holds more "
+            "than one step reads takes others in every round: leave local_steps out"
+            + ", and batch_size for type 2"
+            * (leakage is Leakage.EXAMPLE)
+        )
 
 
 def _sent(observation: Observation) -> tuple[PyTree, PyTree]:

@@ -11,7 +11,7 @@ import numpy as np
 from gradaudit.attacks import PRESETS
 from gradaudit.attacks.base import Attack
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.models.model import Model
 from gradaudit.models.networks import MODELS, build_model
 from gradaudit.types import Knowledge, Leakage, LocalTraining, Observation, PyTree
@@ -85,17 +85,17 @@ class Threat:
         `malicious` over an honest server's figures would be false safety.
         """
         idle = [k for k in _FOR_SPECIALISTS if k in self.knows - attack.needs]
-        require(
-            not idle,
-            f"this attack makes no use of {' and '.join(k.value for k in idle)}: "
-            "choose --threat aware or curious; "
-            + "; ".join(_FOR_SPECIALISTS[k] for k in idle),
-        )
-        require(
-            self.looks == 1 or attack.joint,
-            "this attack reads one look only: choose --method strongest, cpl, gradinv "
-            "or another that matches gradients, or leave looks out",
-        )
+        if idle:
+            raise InputError(
+                f"this attack makes no use of {' and '.join(k.value for k in idle)}: "
+                "choose --threat aware or curious; "
+                + "; ".join(_FOR_SPECIALISTS[k] for k in idle)
+            )
+        if self.looks != 1 and not attack.joint:
+            raise InputError(
+                "this attack reads one look only: choose --method strongest, cpl, "
+                "gradinv or another that matches gradients, or leave looks out"
+            )
         missing = sorted(attack.needs - self.knows, key=lambda need: need.name)
         if missing:
             words = " and ".join(need.value for need in missing)
@@ -103,11 +103,11 @@ class Threat:
             remedy = "+".join([self.name, *grants]) if grants else "aware"
             if Knowledge.PARAMETERS in missing:
                 remedy = "malicious"
-            require(
-                False,
-                f"this attack needs to know {words}, and the threat {self.name!r} does "
-                f"not give that: choose another attack, or --threat {remedy}",
-            )
+            if not False:
+                raise InputError(
+                    f"this attack needs to know {words}, and the threat {self.name!r} "
+                    f"does not give that: choose another attack, or --threat {remedy}"
+                )
 
     @property
     def letter(self) -> str:
@@ -145,12 +145,13 @@ def remarks(attack: Attack, defense: Defense, threat: Threat) -> list[str]:
     seen = transforms_seen(defense, leakage)
     distance = getattr(attack, "distance", None)
     resized = any(getattr(transform, "loses_scale", False) for transform in seen)
-    require(
-        Knowledge.DEFENSE in threat.knows
-        or not (resized and distance is not None and not distance.scale_free),
-        "signs have lost the gradient's size, so that an L2 distance can't be "
-        "matched: choose --method gradinv (cosine), or --threat aware",
-    )
+    if Knowledge.DEFENSE not in threat.knows and (
+        resized and distance is not None and not distance.scale_free
+    ):
+        raise InputError(
+            "signs have lost the gradient's size, so that an L2 distance can't be "
+            "matched: choose --method gradinv (cosine), or --threat aware"
+        )
     sentences = []
     if defense.name != "none" and not seen:
         sentences.append(

@@ -12,7 +12,7 @@ from gradaudit import files, machine, tree
 from gradaudit.audit.training_plan import Plan, Statistics, make_plan
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import at_least, require
+from gradaudit.errors import InputError, at_least
 from gradaudit.federation.checkpoint import RunFolder
 from gradaudit.federation.setting import Setting, setting_as_plain
 from gradaudit.federation.training import Progress, RoundRecord, Stopped, train_until
@@ -230,14 +230,12 @@ def _check(
 ) -> None:
     """Refuses, before any work, what would only fail after it."""
     check_delta(delta)
-    require(
-        target_accuracy is None or 0 < target_accuracy <= 1,
-        f"target_accuracy must lie in (0, 1], got {target_accuracy}",
-    )
-    require(
-        target_epsilon is None or 0 < target_epsilon < math.inf,
-        f"target_epsilon must be positive and finite, got {target_epsilon}",
-    )
+    if not (target_accuracy is None or 0 < target_accuracy <= 1):
+        raise InputError(f"target_accuracy must lie in (0, 1], got {target_accuracy}")
+    if not (target_epsilon is None or 0 < target_epsilon < math.inf):
+        raise InputError(
+            f"target_epsilon must be positive and finite, got {target_epsilon}"
+        )
     at_least(
         1,
         evaluate_every=evaluate_every,

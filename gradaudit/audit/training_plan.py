@@ -17,7 +17,7 @@ from gradaudit.data import Dataset, FullCopy, Iid, load_dataset
 from gradaudit.data.partition import Indices
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.federation import checkpoint
 from gradaudit.federation.population import Population, sampler_of
 from gradaudit.federation.recipe import Recipe, ServerState
@@ -112,8 +112,9 @@ class Plan:
         if self.statistics is Statistics.PRIVATE:
             return standardized(model, training.inputs)
         public, _ = hold_out(training, self.public_examples, self.seed)
-        require(public is not None, "public statistics need --public-examples")
-        return standardized(model, np.asarray(public.inputs))  # type: ignore[union-attr]
+        if public is None:
+            raise InputError("public statistics need --public-examples")
+        return standardized(model, np.asarray(public.inputs))
 
     @functools.cached_property
     def held(self) -> Indices:
@@ -238,15 +239,16 @@ def make_plan(
     seed: int,
 ) -> Plan:
     """Returns the plan, with the published setting where nothing else is said."""
-    require(0 <= seed < 2**32, f"seed must lie in 0..2^32 - 1, got {seed}")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
     data = _datasets(dataset)[0]
     setting = setting or default_setting(data.name)
     held = setting.clients * setting.examples
-    require(
-        held <= _MOST_HELD,
-        f"{setting.clients:,} clients with {setting.examples:,} examples each are more "
-        f"than {_MOST_HELD:,} examples in all",
-    )
+    if not held <= _MOST_HELD:
+        raise InputError(
+            f"{setting.clients:,} clients with {setting.examples:,} examples each are "
+            f"more than {_MOST_HELD:,} examples in all"
+        )
     if setting.partition is None:
         scheme = FullCopy() if setting.clients == 1 else Iid()
         setting = dataclasses.replace(setting, partition=scheme)

@@ -8,7 +8,7 @@ import typer
 
 from gradaudit.cli import console, options
 from gradaudit.cli.console import err, errors_in_words, out, print_json
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 if TYPE_CHECKING:
     from gradaudit.federation.setting import Setting
@@ -224,10 +224,8 @@ def _calibrate(question: _Question, q: float | None, steps: int | None) -> None:
     target, delta = question.target, question.delta
     if target is None or q is None or steps is None:
         raise InputError("--calibrate needs --target-epsilon, --q and --steps")
-    require(
-        1 <= steps <= _MOST_STEPS,
-        f"--calibrate takes 1..{_MOST_STEPS:,} steps, got {steps:,}",
-    )
+    if not 1 <= steps <= _MOST_STEPS:
+        raise InputError(f"--calibrate takes 1..{_MOST_STEPS:,} steps, got {steps:,}")
     found: dict[str, float | str] = {}
     for name in accounting.METHODS:
         try:
@@ -262,10 +260,10 @@ def _events(
     if q is None:
         raise InputError("say the sampling rate with --q, or give a --defense")
     given = [value is not None for value in (sigma, schedule, trace)]
-    require(
-        sum(given) == 1,
-        "give exactly one of --sigma, --schedule, --trace (or a --defense)",
-    )
+    if sum(given) != 1:
+        raise InputError(
+            "give exactly one of --sigma, --schedule, --trace (or a --defense)"
+        )
     if trace is not None:
         if noise_std is None:
             raise InputError("--trace needs --noise-std")
@@ -290,15 +288,18 @@ def _scheduled(text: str, steps: int) -> list[float]:
             for key, _, value in (item.partition("=") for item in rest.split(","))
         }
         start, end = values.pop("sigma0"), values.pop("sigma1")
-        require(not values, f"unknown in --schedule: {', '.join(values)}")
+        if values:
+            raise InputError(f"unknown in --schedule: {', '.join(values)}")
     except (KeyError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(
             f"--schedule must be POLICY:sigma0=A,sigma1=B or @FILE, got {text!r}"
         ) from None
-    require(steps >= 1, f"steps must be at least 1, got {steps}")
-    require(steps <= _MOST_CHANGES, f"a schedule has at most {_MOST_CHANGES:,} steps")
+    if not steps >= 1:
+        raise InputError(f"steps must be at least 1, got {steps}")
+    if not steps <= _MOST_CHANGES:
+        raise InputError(f"a schedule has at most {_MOST_CHANGES:,} steps")
     sigmas = decay(policy, start, end, steps)
     return [float(sigmas(t)) for t in range(steps)]
 
@@ -333,11 +334,11 @@ def _setting(dataset: str, **changes: Any) -> "Setting":
     given |= {name: read[name](given[name]) for name in read if name in given}
     setting = dataclasses.replace(paper_setting(dataset), **given)
     steps = setting.rounds * setting.local_steps
-    require(
-        steps <= _MOST_STEPS and setting.examples <= _MOST_EXAMPLES,
-        f"{steps:,} local steps on {setting.examples:,} examples are not accounted: "
-        f"at most {_MOST_STEPS:,} on {_MOST_EXAMPLES:,}",
-    )
+    if not (steps <= _MOST_STEPS and setting.examples <= _MOST_EXAMPLES):
+        raise InputError(
+            f"{steps:,} local steps on {setting.examples:,} examples are not "
+            f"accounted: at most {_MOST_STEPS:,} on {_MOST_EXAMPLES:,}"
+        )
     return setting
 
 

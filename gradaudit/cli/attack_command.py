@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from gradaudit.cli import console, options
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.text import without_plug_ins
 
 if TYPE_CHECKING:
@@ -84,10 +84,8 @@ def attack(
     shows the result again if all are. Another attack's folder is refused.
     """
     with console.errors_in_words():
-        require(
-            max_asr is None or 0 <= max_asr <= 1,
-            f"--max-asr must be in [0, 1], got {max_asr}",
-        )
+        if not (max_asr is None or 0 <= max_asr <= 1):
+            raise InputError(f"--max-asr must be in [0, 1], got {max_asr}")
         if captured is not None:
             asked = _of_captured(context)
             report = captured_and_save(asked, out_folder, as_json, overwrite)
@@ -135,7 +133,8 @@ def _of_victims(context: typer.Context) -> dict[str, Any]:
         return asked | {"victims": _count(said["victims"]), "draws": said["draws"]}
     console.refuse(context, ["draws"], "with --victims auto: one each")
     limit = said["max_asr"]
-    require(limit is not None, "--victims auto needs --max-asr, its question")
+    if limit is None:
+        raise InputError("--victims auto needs --max-asr, its question")
     return asked | {"max_asr": limit}
 
 
@@ -212,10 +211,10 @@ def captured_and_save(
     asked: dict[str, Any], folder: pathlib.Path, as_json: bool, overwrite: bool
 ) -> dict[str, Any]:
     """Attacks captured updates with a bar, writes and shows the result; returns it."""
-    require(
-        asked["model"] is not None,
-        "--captured needs the client's model: --model path/to/file.py:build",
-    )
+    if asked["model"] is None:
+        raise InputError(
+            "--captured needs the client's model: --model path/to/file.py:build"
+        )
     console.ready_folder(folder)
     with console.progress_bar("compiling") as tell:
         from gradaudit.audit.captured_attack import attack_captured
@@ -251,11 +250,11 @@ def _together(
     machine.join(*several)
     try:
         index, count, _ = machine.joined()
-        require(
-            count == 1 or not until_clear,
-            "--victims auto needs the answers of one batch to choose the next: give a "
-            "number of victims to several processes",
-        )
+        if count != 1 and until_clear:
+            raise InputError(
+                "--victims auto needs the answers of one batch to choose the next: "
+                "give a number of victims to several processes"
+            )
         yield index == 0
     finally:
         machine.leave()
@@ -290,10 +289,10 @@ def finish(report: dict[str, Any], max_asr: float | None) -> None:
 
 def _gate(report: dict[str, Any], max_asr: float) -> int:
     """Says what came of the gate; returns its exit code."""
-    require(
-        "asr" in report["metrics"],
-        "--max-asr is a gate on the success rate, which only --truth can tell",
-    )
+    if "asr" not in report["metrics"]:
+        raise InputError(
+            "--max-asr is a gate on the success rate, which only --truth can tell"
+        )
     from gradaudit.audit.gate import Verdict, judge
     from gradaudit.report.metrics import Rate
 

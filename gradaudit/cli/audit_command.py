@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradaudit.cli import console, options
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.text import without_plug_ins
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ def audit(
         if asked == _INIT:
             _init(context, pathlib.Path(_FILE if new_file is None else new_file))
             return
-        require(new_file is None, f"{new_file!r} is too much: only init takes a file")
+        if new_file is not None:
+            raise InputError(f"{new_file!r} is too much: only init takes a file")
         console.refuse(context, ["trust"] * (asked is None), "without a FILE")
         console.ready_folder(out_folder)
         with without_plug_ins(unless=asked is None or trust):
@@ -235,7 +236,8 @@ def _init(context: typer.Context, path: pathlib.Path) -> None:
         there = path.exists()
     except (OSError, ValueError) as error:
         raise InputError(f"{path} can't be written: {error}") from None
-    require(not there, f"{path} is there already: choose another name")
+    if there:
+        raise InputError(f"{path} is there already: choose another name")
     files.write_text(path, TEMPLATE)
     console.out.print(f"written: {path}; then: gradaudit audit {path}", markup=False)
 

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gradaudit.cli import console, options
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 if TYPE_CHECKING:
     from gradaudit.audit.mechanism_check import MechanismCheck
@@ -120,7 +120,8 @@ def _claim(text: str) -> dict[str, float | str]:
     found: dict[str, float | str] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = (word.strip() for word in part.partition("="))
-        require(bool(equals), f"--claim takes name=value with commas, got {part!r}")
+        if not equals:
+            raise InputError(f"--claim takes name=value with commas, got {part!r}")
         found[name] = value if name in ("law", "mechanism") else _number(name, value)
     return found
 

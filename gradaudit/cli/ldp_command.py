@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradaudit.cli import console, options
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 if TYPE_CHECKING:
     from gradaudit.distinguish import Box, LdpReport, MechanismReport
@@ -332,5 +332,6 @@ def _boxes(text: str) -> tuple["Box", ...]:
     if text == "both":
         return tuple(Box)
     names = {box.value: box for box in Box}
-    require(text in names, f"--box must be white, black or both, got {text!r}")
+    if text not in names:
+        raise InputError(f"--box must be white, black or both, got {text!r}")
     return (names[text],)

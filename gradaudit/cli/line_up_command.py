@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradaudit.cli import console, options
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,10 +107,8 @@ def line_up(
             "draws": draws, "batch_size": batch_size, "local_steps": local_steps,
             "candidates_from": source, "fresh": fresh, "seed": seed,
         }  # fmt: skip
-        require(
-            bool(captured) == bool(candidates_file),
-            "--captured and --candidates-file need each other",
-        )
+        if bool(captured) != bool(candidates_file):
+            raise InputError("--captured and --candidates-file need each other")
         if captured:
             console.refuse(context, _OF_SIMULATION, "with --captured")
             known = {
@@ -253,11 +251,11 @@ def calibrate(
 ) -> None:
     """Find the least sigma that is enough against the informed adversary."""
     with console.errors_in_words():
-        require(
-            threat == "informed",
-            "noise is calibrated against the informed adversary, whose success has a "
-            f"bound: --threat informed, not {threat!r}",
-        )
+        if threat != "informed":
+            raise InputError(
+                "noise is calibrated against the informed adversary, whose success has "
+                f"a bound: --threat informed, not {threat!r}"
+            )
         if not train:
             console.refuse(context, ["rounds"], "without --train")
         asked: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradaudit.cli import console, options
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.text import without_plug_ins
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ _OURS = {
 def _check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
     """Raises in words if a spec's arguments are not what the command takes."""
     ours = sorted(_OURS & set(arguments))
-    require(not ours, f"a spec can't say {', '.join(ours)}: the command line does")
+    if ours:
+        raise InputError(f"a spec can't say {', '.join(ours)}: the command line does")
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
@@ -106,10 +107,8 @@ def _check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         if float in kinds:
             kinds = (*kinds, int)
         plain = all(isinstance(kind, type) for kind in kinds)
-        require(
-            not plain or isinstance(value, kinds),
-            f"the spec's {name} can't be {value!r}",
-        )
+        if plain and not isinstance(value, kinds):
+            raise InputError(f"the spec's {name} can't be {value!r}")
 
 
 REPORT_EPILOG = """[bold]Examples[/]

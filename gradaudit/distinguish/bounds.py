@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from gradaudit.distinguish.game import Box, Errors, Trials, error_rates, pool
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 
 SIGNIFICANCE = 0.05
 MOST_EPSILON = 30.0  # e^30 trials would be needed to see an error
@@ -245,23 +245,19 @@ def spread(values: list[float]) -> float:
 
 def check_epsilon(epsilon: float) -> None:
     """Raises unless epsilon can be claimed and tested."""
-    require(
-        math.isfinite(epsilon) and epsilon > 0,
-        f"epsilon must be positive and finite, got {epsilon}",
-    )
-    require(
-        epsilon <= MOST_EPSILON,
-        f"epsilon must be at most {MOST_EPSILON:g}, got {epsilon:g}: no number of "
-        "trials that can be run would tell it from a larger one",
-    )
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise InputError(f"epsilon must be positive and finite, got {epsilon}")
+    if not epsilon <= MOST_EPSILON:
+        raise InputError(
+            f"epsilon must be at most {MOST_EPSILON:g}, got {epsilon:g}: no number of "
+            "trials that can be run would tell it from a larger one"
+        )
 
 
 def check_significance(significance: float) -> None:
     """Raises unless 1 - significance is a confidence that a bound can have."""
-    require(
-        0 < significance < 0.5,
-        f"significance must lie in (0, 0.5), got {significance}",
-    )
+    if not 0 < significance < 0.5:
+        raise InputError(f"significance must lie in (0, 0.5), got {significance}")
 
 
 def _log_ratio(numerator: float, denominator: float) -> float:

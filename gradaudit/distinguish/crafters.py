@@ -17,7 +17,7 @@ from gradaudit.distinguish.blackbox import (
     SignsOfStep,
 )
 from gradaudit.distinguish.game import Crafted
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.gradients import batch_gradient, one_hot, per_example_gradients
 from gradaudit.models.model import Model, check_batch
 from gradaudit.tree import flatten
@@ -216,10 +216,10 @@ def draw_scene(
 ) -> Scene:
     """Returns a scene with two random inputs of different labels."""
     labels = dataset.labels
-    require(
-        len(np.unique(labels)) > 1,
-        f"dataset {dataset.name!r} has one label only; a pair needs two",
-    )
+    if len(np.unique(labels)) <= 1:
+        raise InputError(
+            f"dataset {dataset.name!r} has one label only; a pair needs two"
+        )
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     first = int(rng.integers(len(labels)))
     second = int(rng.choice(np.flatnonzero(labels != labels[first])))

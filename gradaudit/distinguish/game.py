@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import machine
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.types import Key, PyTree
 
 MINIMUM_TRIALS, MAXIMUM_TRIALS = 100, 10**8
@@ -206,16 +206,17 @@ def interrupts_between_steps() -> Iterator[Callable[[], None]]:
 
 def check_trials(trials: int) -> None:
     """Raises unless there are enough trials for a rate to mean anything."""
-    require(
-        trials >= MINIMUM_TRIALS,
-        f"a measurement needs at least {MINIMUM_TRIALS} trials, got {trials}",
-    )
-    require(
-        trials <= MAXIMUM_TRIALS,
-        f"a measurement holds at most {MAXIMUM_TRIALS:,} trials, got {trials:,}",
-    )
+    if not trials >= MINIMUM_TRIALS:
+        raise InputError(
+            f"a measurement needs at least {MINIMUM_TRIALS} trials, got {trials}"
+        )
+    if not trials <= MAXIMUM_TRIALS:
+        raise InputError(
+            f"a measurement holds at most {MAXIMUM_TRIALS:,} trials, got {trials:,}"
+        )
 
 
 def check_seed(seed: int) -> None:
     """Raises unless the seed is one of the keys there are."""
-    require(0 <= seed < 2**32, f"seed must lie in [0, 2^32), got {seed}")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed must lie in [0, 2^32), got {seed}")

@@ -32,7 +32,7 @@ from gradaudit.distinguish.game import (
     interrupts_between_steps,
 )
 from gradaudit.distinguish.whitebox import Cosine, NormPoint, WhiteRule
-from gradaudit.errors import require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
 from gradaudit.report import figures
@@ -81,22 +81,23 @@ class LdpConfig:
             ("adversary", names),
             ("box", self.boxes),
         ):
-            require(len(chosen) > 0, f"name at least one {what}")
-            require(len(set(chosen)) == len(chosen), f"an {what} is named twice")
+            if not len(chosen):
+                raise InputError(f"name at least one {what}")
+            if len(set(chosen)) != len(chosen):
+                raise InputError(f"an {what} is named twice")
         for epsilon in self.epsilons:
             bounds.check_epsilon(epsilon)
         for box in self.boxes:
             check_trials(self.trials_of(box))
-        require(
-            1 <= self.measurements <= 10_000,
-            f"measurements must be at least 1 (at most 10,000), "
-            f"got {self.measurements}",
-        )
-        require(
-            math.isfinite(self.clip) and self.clip > 0,
-            f"clip must be positive and finite, got {self.clip}",
-        )
-        require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
+        if not 1 <= self.measurements <= 10_000:
+            raise InputError(
+                f"measurements must be at least 1 (at most 10,000), "
+                f"got {self.measurements}"
+            )
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise InputError(f"clip must be positive and finite, got {self.clip}")
+        if not self.clients >= 1:
+            raise InputError(f"clients must be at least 1, got {self.clients}")
         bounds.check_significance(self.significance)
         check_seed(self.seed)
 
@@ -138,11 +139,11 @@ def play_cells(
       report: told about progress.
     """
     key = jax.random.key(config.seed)
-    require(
-        not jax.tree.leaves(jax.eval_shape(model.initial_buffers, key)),
-        f"model {model.name!r} keeps running statistics (batch norm), and the games "
-        "compare gradients of single inputs: choose a model without them",
-    )
+    if jax.tree.leaves(jax.eval_shape(model.initial_buffers, key)):
+        raise InputError(
+            f"model {model.name!r} keeps running statistics (batch norm), and the "
+            "games compare gradients of single inputs: choose a model without them"
+        )
     if params is None:
         params = model.init(jax.random.fold_in(key, _PARAMETERS))
     scenes = [

@@ -31,7 +31,7 @@ Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]  # (victims, pool)
 
 _CHUNK = 64  # victims, and candidates, that are computed together: memory, no number
-_KEPT = 6  # chunks of candidates that are kept for the next victims
+_KEPT = 12  # chunks of candidates, and parameters, that are kept for the next victims
 _EXACT = 1e-8  # variance, in units of a mean square reading, that counts as none
 
 
@@ -161,6 +161,11 @@ class Group:
     read: Ids  # (line-ups,) clients
 
 
+# Victims of each group, as positions in its pool, and by the number of looks the scores
+# of the pool.
+Played = list[tuple[Ids, dict[int, Scores]]]
+
+
 class Game:
     """What is read of a victim, and what each candidate would have sent.
 
@@ -188,40 +193,57 @@ class Game:
         alike = jnp.all(variance == variance[0]) & jnp.all(variance > 0)
         self._normal = self.law.normal and bool(alike)
 
-    def play(
-        self, group: Group, looks: Sequence[int]
-    ) -> Iterator[tuple[Ids, dict[int, Scores]]]:
-        """Yields some victims and, for each number of looks, the scores of the pool.
+    def play(self, groups: Sequence[Group], looks: Sequence[int]) -> Iterator[Played]:
+        """Yields some victims of some groups, and what their candidates scored.
 
-        Memory does not depend on how many victims or candidates there are, but for
-        the scores of some victims.
+        Victims of all groups are read together. Memory does not depend on how many
+        victims or candidates there are, but for the scores of some victims.
         """
-        count = len(group.victims)
-        size = min(_CHUNK, count)
-        for begin in range(0, count, size):
+        sizes = [len(group.victims) for group in groups]
+        owners = np.repeat(np.arange(len(groups)), sizes)
+        victims = np.concatenate([group.victims for group in groups])
+        read = np.concatenate([group.read for group in groups])
+        size = min(_CHUNK, len(read))
+        most = min(size, max(sizes))
+        for begin in range(0, len(read), size):
             # The last chunk overlaps: one shape, one trace, and the same noise again.
-            start = min(begin, count - size)
-            new = slice(begin - start, None)
-            read = group.read[start : start + size]
-            scores = self._scores(group.pool, read, sorted(set(looks)))
-            victims = group.victims[start : start + size][new]
-            yield victims, {look: rows[new] for look, rows in scores.items()}
+            start = min(begin, len(read) - size)
+            ours = owners[start : start + size]
+            ours[: begin - start] = -1
+            parts = [
+                (groups[owner].pool, np.flatnonzero(ours == owner))
+                for owner in np.unique(owners[begin : begin + size])
+            ]
+            # One shape for every group, too: rows that are repeated are left out again.
+            alike = [(pool, np.resize(rows, most)) for pool, rows in parts]
+            clients = read[start : start + size]
+            scores = self._scores(alike, clients, sorted(set(looks)))
+            yield [
+                (victims[start + rows], {k: v[: len(rows)] for k, v in each.items()})
+                for (_, rows), each in zip(parts, scores, strict=True)
+            ]
 
-    def _scores(self, pool: Ids, clients: Ids, looks: list[int]) -> dict[int, Scores]:
-        found: dict[int, Scores] = {}
+    def _scores(
+        self, parts: Sequence[tuple[Ids, Ids]], clients: Ids, looks: list[int]
+    ) -> list[dict[int, Scores]]:
+        """Returns the scores of each pool for those rows of the clients."""
+        found: list[dict[int, Scores]] = [{} for _ in parts]
         total: jax.Array | float = 0.0
-        so_far = np.zeros((len(clients), len(pool)), np.float32)
+        so_far = [np.zeros((len(rows), len(pool)), np.float32) for pool, rows in parts]
         for look in range(looks[-1]):
             draw = look if self._fresh else 0
             read = self._read(jax.random.fold_in(self._key, look), draw, clients)
             total = total + read
-            if self._normal and not self._fresh:  # the sum says all that they say
-                if look + 1 in looks:
-                    found[look + 1] = self._rated(pool, draw, look + 1, total)
-                continue
-            so_far = so_far + self._rated(pool, draw, 1, read)
-            if look + 1 in looks:
-                found[look + 1] = so_far
+            asked = look + 1 in looks
+            for part, (pool, rows) in enumerate(parts):
+                if self._normal and not self._fresh:  # the sum says all that they say
+                    if asked:
+                        rated = self._rated(pool, draw, look + 1, total[rows])
+                        found[part][look + 1] = rated
+                    continue
+                so_far[part] = so_far[part] + self._rated(pool, draw, 1, read[rows])
+                if asked:
+                    found[part][look + 1] = so_far[part]
         return found
 
     def _rated(self, pool: Ids, draw: int, looks: int, read: jax.Array) -> Scores:

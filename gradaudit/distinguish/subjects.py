@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gradaudit import defenses
 from gradaudit.defenses.transforms import Defense, init_states, run
 from gradaudit.distinguish.bounds import check_epsilon
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.mechanism import Mechanism, NoiseKind
 from gradaudit.text import load_user_object, users_code
 from gradaudit.tree import flatten
@@ -38,11 +38,13 @@ class Blocks:
     norm: float
 
     def __post_init__(self) -> None:
-        require(
-            len(self.sizes) > 0 and min(self.sizes) >= 1,
-            f"a vector needs at least one coordinate in every block, got {self.sizes}",
-        )
-        require(self.norm > 0, f"the canary's norm must be positive, got {self.norm}")
+        if not len(self.sizes) or not min(self.sizes) >= 1:
+            raise InputError(
+                "a vector needs at least one coordinate in every block, got "
+                f"{self.sizes}"
+            )
+        if not self.norm > 0:
+            raise InputError(f"the canary's norm must be positive, got {self.norm}")
 
     def spike(self, last: bool) -> NDArray[np.float32]:
         """Returns a spike at the first or the last coordinate of each block."""
@@ -84,7 +86,8 @@ class Claim:
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
-        require(0 <= self.delta < 1, f"delta must lie in [0, 1), got {self.delta}")
+        if not 0 <= self.delta < 1:
+            raise InputError(f"delta must lie in [0, 1), got {self.delta}")
 
 
 def claimed_by(
@@ -154,7 +157,8 @@ def _gaussian(sigma: float, delta: float) -> float:
     """Returns the exact epsilon of the Gaussian mechanism of sensitivity 1."""
     import dp_accounting
 
-    require(delta > 0, f"Gaussian noise needs a positive delta, got {delta}")
+    if not delta > 0:
+        raise InputError(f"Gaussian noise needs a positive delta, got {delta}")
     return float(dp_accounting.get_epsilon_gaussian(sigma, delta))
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gradaudit.distinguish.bounds import empirical_epsilon, mean, spread
 from gradaudit.distinguish.game import Advance, Trials, ignore, play_in_chunks
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.types import Key
 
 CHUNK = 2**18  # trials at a time: a few MB, and a fraction of a second
@@ -230,7 +230,7 @@ def norm_sweep(
 def check_norms(norms: Sequence[float]) -> None:
     """Raises unless dummy gradients can have these norms."""
     for norm in norms:
-        require(
-            math.isfinite(norm) and norm > 0,
-            f"the norm of a dummy gradient must be positive and finite, got {norm}",
-        )
+        if not (math.isfinite(norm) and norm > 0):
+            raise InputError(
+                f"the norm of a dummy gradient must be positive and finite, got {norm}"
+            )

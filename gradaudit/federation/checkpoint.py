@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import files
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.federation.recipe import ServerState
 from gradaudit.federation.training import Progress, RoundRecord
 from gradaudit.spec import Spec
@@ -48,8 +48,9 @@ def save(folder: pathlib.Path, progress: Progress, fingerprint: str) -> None:
 
     `fingerprint` says which training it belongs to: `load` refuses another one.
     """
-    require(progress.last is not None, "there is no finished round to save")
-    line = json.dumps(files.finite(dataclasses.asdict(progress.last)))  # type: ignore[arg-type]
+    if progress.last is None:
+        raise InputError("there is no finished round to save")
+    line = json.dumps(files.finite(dataclasses.asdict(progress.last)))
     files.append_line(folder / HISTORY, line)
     arrays = _leaves((progress.state, progress.values))
     about = {"version": _VERSION, "fingerprint": fingerprint}
@@ -67,11 +68,11 @@ def load(
     if not path.exists():
         raise InputError(f"there is no checkpoint {path}; leave out --resume")
     about, arrays = _read(path)
-    require(
-        about.get("version") == _VERSION and about.get("fingerprint") == fingerprint,
-        f"the checkpoint {path} belongs to another training; use its settings, "
-        "or another --out",
-    )
+    if about.get("version") != _VERSION or about.get("fingerprint") != fingerprint:
+        raise InputError(
+            f"the checkpoint {path} belongs to another training; use its settings, "
+            "or another --out"
+        )
     state, values = _unflatten(path, (start.state, start.values), arrays)
     history = _cut_history(folder / HISTORY, int(about["round"]))
     last = history[-1] if history else None
@@ -118,14 +119,16 @@ def load_round(folder: pathlib.Path, number: int) -> RecordedRound:
     path = _recorded(folder, number)
     if not path.exists():
         known = sorted(int(file.stem) for file in (folder / ROUNDS).glob("*.npz"))
-        require(bool(known), f"{folder} holds no recorded rounds of a training")
+        if not known:
+            raise InputError(f"{folder} holds no recorded rounds of a training")
         words = ", ".join(map(str, known))
         raise InputError(
             f"round {number} of {folder} was not recorded (there are: {words}); "
             "train again with --record-every to keep others"
         )
     history = _read_history(folder / HISTORY)[0]
-    require(0 < number <= len(history), f"the history of {folder} ends before {number}")
+    if not 0 < number <= len(history):
+        raise InputError(f"the history of {folder} ends before {number}")
     _, arrays = _read(path)
     who = history[number - 1].participants
     return RecordedRound(Spec.read(folder / SPEC), number, who, tuple(arrays))
@@ -175,11 +178,10 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], list[NDArray[Any]]]:
 
 def _unflatten(path: pathlib.Path, like: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     expected, structure = jax.tree.flatten(like)
-    require(
-        [(leaf.shape, leaf.dtype) for leaf in map(_bits, expected)]
-        == [(array.shape, array.dtype) for array in arrays],
-        f"the checkpoint {path} does not fit the model",
-    )
+    if [(leaf.shape, leaf.dtype) for leaf in map(_bits, expected)] != [
+        (array.shape, array.dtype) for array in arrays
+    ]:
+        raise InputError(f"the checkpoint {path} does not fit the model")
     return jax.tree.unflatten(structure, map(_as, expected, arrays))
 
 
@@ -204,11 +206,11 @@ def _read_history(path: pathlib.Path) -> tuple[list[RoundRecord], list[int]]:
 
 def _cut_history(path: pathlib.Path, rounds: int) -> list[RoundRecord]:
     records, ends = _read_history(path)
-    require(
-        len(records) >= rounds,
-        f"the history {path} ends at round {len(records)}, the checkpoint is at "
-        f"{rounds}: the folder is damaged, train again with --overwrite",
-    )
+    if len(records) < rounds:
+        raise InputError(
+            f"the history {path} ends at round {len(records)}, the checkpoint is at "
+            f"{rounds}: the folder is damaged, train again with --overwrite"
+        )
     if rounds and path.stat().st_size > ends[rounds - 1]:
         os.truncate(path, ends[rounds - 1])
     return records[:rounds]
@@ -255,18 +257,19 @@ class RunFolder:
         `overwrite` begins anew.
         """
         if self._path is None:
-            require(not resume, "to resume, say which folder with --out")
+            if resume:
+                raise InputError("to resume, say which folder with --out")
             return start
         found = None if overwrite else fingerprint_of(self._path)
         if resume or found == self._fingerprint:
             progress, self.history = load(self._path, start, self._fingerprint)
             return progress
         used = found is not None or self._has_others_result(self._path)
-        require(
-            overwrite or not used,
-            f"{self._path} holds another training, or another run's result: choose "
-            "another --out, or say --overwrite",
-        )
+        if not overwrite and used:
+            raise InputError(
+                f"{self._path} holds another training, or another run's result: choose "
+                "another --out, or say --overwrite"
+            )
         begin(self._path, self._spec)
         return start
 

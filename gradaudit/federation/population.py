@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from gradaudit.data import Dataset
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.federation.setting import Selection, Setting
 from gradaudit.types import Key
 
@@ -51,17 +51,17 @@ class Population:
         partition: Sequence[NDArray[np.integer]] | NDArray[np.integer],
     ) -> Self:
         """Returns the clients whose examples are given by lists of indices."""
-        require(len(partition) > 0, "a population needs at least one client")
+        if not len(partition):
+            raise InputError("a population needs at least one client")
         sizes = np.asarray([len(part) for part in partition], np.int32)
-        require(
-            bool(sizes.min() > 0), f"client {int(sizes.argmin())} holds no examples"
-        )
+        if not sizes.min() > 0:
+            raise InputError(f"client {int(sizes.argmin())} holds no examples")
         indices = np.concatenate([np.asarray(part, np.int32) for part in partition])
-        require(
-            bool(indices.min() >= 0 and indices.max() < len(dataset)),
-            f"the partition names example {int(indices.max())}, but dataset "
-            f"{dataset.name!r} has {len(dataset)}",
-        )
+        if not (indices.min() >= 0 and indices.max() < len(dataset)):
+            raise InputError(
+                f"the partition names example {int(indices.max())}, but dataset "
+                f"{dataset.name!r} has {len(dataset)}"
+            )
         return cls(
             inputs=jnp.asarray(dataset.inputs),
             labels=jnp.asarray(dataset.labels),
@@ -237,13 +237,14 @@ class ActiveSelection:
         _check_count(self.count, self.clients)
         for name in ("dropped", "explored"):
             value = getattr(self, name)
-            require(0 <= value <= 1, f"{name} must lie in [0, 1], got {value}")
+            if not 0 <= value <= 1:
+                raise InputError(f"{name} must lie in [0, 1], got {value}")
         kept = self.clients - int(self.dropped * self.clients)
-        require(
-            kept >= self._exploited(),
-            f"dropping {self.dropped:g} of {self.clients} clients leaves {kept}, "
-            f"fewer than the {self._exploited()} to select by value; drop fewer",
-        )
+        if not kept >= self._exploited():
+            raise InputError(
+                f"dropping {self.dropped:g} of {self.clients} clients leaves {kept}, "
+                f"fewer than the {self._exploited()} to select by value; drop fewer"
+            )
 
     @property
     def room(self) -> int | None:
@@ -287,10 +288,8 @@ class ActiveSelection:
 
 
 def _check_count(count: int, clients: int) -> None:
-    require(
-        1 <= count <= clients,
-        f"clients per round must lie in 1..{clients}, got {count}",
-    )
+    if not 1 <= count <= clients:
+        raise InputError(f"clients per round must lie in 1..{clients}, got {count}")
 
 
 _SAMPLERS: dict[Selection, Callable[[int, int], Sampler]] = {

@@ -18,7 +18,7 @@ from gradaudit.defenses.transforms import (
     is_additive,
     is_independent,
 )
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.federation.setting import Batches, Optimizer, Setting, Weighting
 from gradaudit.models.model import Model
 from gradaudit.types import Key, PyTree
@@ -94,17 +94,18 @@ class Recipe:
 
 def _check_in_poisson_batches(transform: Transform) -> None:
     name = type(transform).__name__
-    require(
-        is_independent(transform),
-        f"{name} looks at all examples of a batch at once, and a Poisson batch is "
-        "padded: choose batches of a fixed size, or a defense that treats each "
-        "example on its own",
-    )
-    require(
-        not is_additive(transform),
-        f"{name} adds noise before another transform: in Poisson batches noise must "
-        "come last, or an empty batch would have none; choose batches of a fixed size",
-    )
+    if not is_independent(transform):
+        raise InputError(
+            f"{name} looks at all examples of a batch at once, and a Poisson batch is "
+            "padded: choose batches of a fixed size, or a defense that treats each "
+            "example on its own"
+        )
+    if is_additive(transform):
+        raise InputError(
+            f"{name} adds noise before another transform: in Poisson batches noise "
+            "must come last, or an empty batch would have none; choose batches of a "
+            "fixed size"
+        )
 
 
 @jax.tree_util.register_dataclass

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.defenses.transforms import State, run
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.federation.client import ClientReport, train_client
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, client_key, server_key
@@ -129,7 +129,8 @@ def run_round(
     """
     if chunk is None:
         chunk = default_chunk(state.params)
-    require(chunk >= 1, f"chunk must be at least 1, got {chunk}")
+    if not chunk >= 1:
+        raise InputError(f"chunk must be at least 1, got {chunk}")
     clients = np.sort(np.asarray(clients, np.int32))
     if not len(clients):
         return _skipped(state)

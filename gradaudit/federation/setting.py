@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from gradaudit.data.partition import PARTITIONS, PUBLISHED_HOLDINGS, Partition
-from gradaudit.errors import at_least, require, unknown_name
+from gradaudit.errors import InputError, at_least, unknown_name
 
 _MOST = 10**9  # of anything that is counted
 
@@ -72,20 +72,20 @@ class Setting:
             rounds=self.rounds,
             examples=self.examples,
         )
-        require(
-            self.clients_per_round <= self.clients,
-            f"clients_per_round must be at most clients ({self.clients}), "
-            f"got {self.clients_per_round}",
-        )
-        require(
-            self.batch_size <= self.examples,
-            f"batch_size must be at most the {self.examples} examples of a client, "
-            f"got {self.batch_size}",
-        )
-        require(
-            0 < self.learning_rate < math.inf,
-            f"learning_rate must be positive and finite, got {self.learning_rate}",
-        )
+        if not self.clients_per_round <= self.clients:
+            raise InputError(
+                f"clients_per_round must be at most clients ({self.clients}), "
+                f"got {self.clients_per_round}"
+            )
+        if not self.batch_size <= self.examples:
+            raise InputError(
+                f"batch_size must be at most the {self.examples} examples of a client, "
+                f"got {self.batch_size}"
+            )
+        if not 0 < self.learning_rate < math.inf:
+            raise InputError(
+                f"learning_rate must be positive and finite, got {self.learning_rate}"
+            )
 
 
 def _published(dataset: str, batch_size: int = 5, rounds: int = 100) -> Setting:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gradaudit import machine
 from gradaudit.defenses.transforms import run
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.federation.client import (
     ClientReport,
     example_gradients,
@@ -107,16 +107,14 @@ def _participants(
     population: Population, clients: Sequence[int], participants: Sequence[int] | None
 ) -> NDArray[np.int32]:
     """Returns everybody of the round in the order of their ids, as in training."""
-    require(
-        participants is not None,
-        "the defense looks at all updates of a round at the server: say who takes "
-        "part (participants) to read what it sends on",
-    )
+    if participants is None:
+        raise InputError(
+            "the defense looks at all updates of a round at the server: say who takes "
+            "part (participants) to read what it sends on"
+        )
     _check_ids(population, participants or ())
-    require(
-        set(clients) <= set(participants or ()),
-        "only clients that take part in the round can be read",
-    )
+    if not set(clients) <= set(participants or ()):
+        raise InputError("only clients that take part in the round can be read")
     return np.sort(np.asarray(participants, np.int32))
 
 

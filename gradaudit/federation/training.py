@@ -14,7 +14,7 @@ import optax
 from gradaudit import tree
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import check_state
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.federation.population import Clients, Population, Sampler, Values
 from gradaudit.federation.recipe import (
     Recipe,
@@ -73,11 +73,11 @@ def fine_tune(
 
     A rest that does not fill a batch is left out.
     """
-    require(
-        len(public.inputs) >= public.batch_size,
-        f"{len(public.inputs)} public examples are fewer than a batch of "
-        f"{public.batch_size}",
-    )
+    if len(public.inputs) < public.batch_size:
+        raise InputError(
+            f"{len(public.inputs)} public examples are fewer than a batch of "
+            f"{public.batch_size}"
+        )
     tuned: tuple[PyTree, PyTree] = _epoch(model, key, params, buffers, public)
     return tuned
 
@@ -112,10 +112,8 @@ def hold_out(data: Dataset, count: int, seed: int) -> tuple[PublicData | None, D
     """Returns the server's own examples, and the others; no example is both."""
     if count == 0:
         return None, data
-    require(
-        0 < count < len(data),
-        f"public examples must lie in 1..{len(data) - 1}, got {count}",
-    )
+    if not 0 < count < len(data):
+        raise InputError(f"public examples must lie in 1..{len(data) - 1}, got {count}")
     order = np.random.default_rng(seed).permutation(len(data))
     own = data.take(order[:count])
     public = PublicData(
@@ -175,15 +173,15 @@ class Training:
 
     def __post_init__(self) -> None:
         smallest = int(self.population.sizes.min())
-        require(
-            smallest >= self.recipe.batch_size,
-            f"a client holds {smallest} examples, fewer than the batch size "
-            f"{self.recipe.batch_size}",
-        )
-        require(
-            self.evaluate_every >= 1,
-            f"evaluate_every must be at least 1, got {self.evaluate_every}",
-        )
+        if not smallest >= self.recipe.batch_size:
+            raise InputError(
+                f"a client holds {smallest} examples, fewer than the batch size "
+                f"{self.recipe.batch_size}"
+            )
+        if not self.evaluate_every >= 1:
+            raise InputError(
+                f"evaluate_every must be at least 1, got {self.evaluate_every}"
+            )
 
     def start(self, params: PyTree, buffers: PyTree | None = None) -> Progress:
         """Returns the training before its first round.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.models.adapters_torch import from_torch
 from gradaudit.models.end_layers import found_layers
 from gradaudit.models.model import Model, Network, from_function, with_loss
@@ -111,7 +111,8 @@ def from_flax(
         training = tuple(sorted((training_call or {}).items()))
         network = LinenNetwork(module, words, training)
     elif isinstance(module, nnx.Module):
-        require(training_call is None, "training_call is for linen modules only")
+        if training_call is not None:
+            raise InputError("training_call is for linen modules only")
         graph, params, others = nnx.split(module, nnx.Param, ...)
         network = NnxNetwork(graph, params, _without_keys(others), words)
     else:
@@ -139,10 +140,11 @@ def from_flax(
 def _without_keys(others: Any) -> Any:
     """Raises for state that is no array of numbers: keys of dropout, say."""
     for leaf in jax.tree.leaves(others):
-        require(
-            jnp.issubdtype(leaf.dtype, jnp.number),
-            "the module holds random keys (dropout): build it without, in evaluation",
-        )
+        if not jnp.issubdtype(leaf.dtype, jnp.number):
+            raise InputError(
+                "the module holds random keys (dropout): build it without, in "
+                "evaluation"
+            )
     return others
 
 
@@ -186,27 +188,26 @@ def _built(
         elif takes(build, 0):
             made = build()
         else:
-            require(
-                takes(build, 2),
-                f"{text} must be a function build() or build(input_shape, classes)",
-            )
-            require(
-                input_shape is not None,
-                f"{text} asks for (input_shape, classes), and there is no data to take "
-                "them from: make it build()",
-            )
+            if not takes(build, 2):
+                raise InputError(
+                    f"{text} must be a function build() or build(input_shape, classes)"
+                )
+            if input_shape is None:
+                raise InputError(
+                    f"{text} asks for (input_shape, classes), and there is no data to "
+                    "take them from: make it build()"
+                )
             made = build(input_shape, classes)
-    require(
-        isinstance(made, Model),
-        f"{text} must return a gradaudit model, as gradaudit.models.from_torch, "
-        f"from_flax or from_function make one; got {type(made).__name__}",
-    )
-    require(
-        input_shape is None or made.input_shape == tuple(input_shape),
-        f"{text} reads inputs of shape {made.input_shape}, the data has {input_shape}",
-    )
-    require(
-        classes is None or made.classes >= classes,
-        f"{text} has {made.classes} classes, the data {classes}",
-    )
+    if not isinstance(made, Model):
+        raise InputError(
+            f"{text} must return a gradaudit model, as gradaudit.models.from_torch, "
+            f"from_flax or from_function make one; got {type(made).__name__}"
+        )
+    if input_shape is not None and made.input_shape != tuple(input_shape):
+        raise InputError(
+            f"{text} reads inputs of shape {made.input_shape}, the data has "
+            f"{input_shape}"
+        )
+    if not (classes is None or made.classes >= classes):
+        raise InputError(f"{text} has {made.classes} classes, the data {classes}")
     return made

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.models.end_layers import found_layers
 from gradaudit.models.model import Model, with_loss
 from gradaudit.types import Key, PyTree
@@ -96,11 +96,11 @@ class TorchNetwork:
         order = [name for name in self.own if name not in self.fixed]
         if set(tensors) == {str(number) for number in range(len(tensors))}:
             names = order if len(tensors) == len(order) else list(self.own)
-            require(
-                len(names) == len(tensors),
-                f"{what} has {len(tensors)} tensors without names, the module has "
-                f"{len(self.own)}",
-            )
+            if len(names) != len(tensors):
+                raise InputError(
+                    f"{what} has {len(tensors)} tensors without names, the module has "
+                    f"{len(self.own)}"
+                )
             tensors = {name: tensors[str(i)] for i, name in enumerate(names)}
         ignored = {*self.fixed, *self.aliases}
         given = {name: array for name, array in tensors.items() if name not in ignored}
@@ -108,18 +108,18 @@ class TorchNetwork:
         wanted = {entry.name for entry in self.entries}
         wanted |= set() if without else set(self.buffers)
         missing, unknown = sorted(wanted - set(given)), sorted(set(given) - wanted)
-        require(
-            not missing and not unknown,
-            f"{what} does not hold the tensors of the module: missing "
-            f"{', '.join(missing[:_SHOWN]) or 'none'}, unknown "
-            f"{', '.join(unknown[:_SHOWN]) or 'none'}",
-        )
+        if missing or unknown:
+            raise InputError(
+                f"{what} does not hold the tensors of the module: missing "
+                f"{', '.join(missing[:_SHOWN]) or 'none'}, unknown "
+                f"{', '.join(unknown[:_SHOWN]) or 'none'}"
+            )
         for name in sorted(wanted):
             known = self.own[name].shape
-            require(
-                given[name].shape == known,
-                f"{what}: {name} must have shape {known}, got {given[name].shape}",
-            )
+            if given[name].shape != known:
+                raise InputError(
+                    f"{what}: {name} must have shape {known}, got {given[name].shape}"
+                )
         return self._arranged(given)
 
     def _arranged(self, tensors: Mapping[str, Any]) -> tuple[PyTree, PyTree]:
@@ -189,10 +189,10 @@ def from_torch(
         if the module has convolutions. `gradaudit model check` measures both.
     """
     torch, torchax = _libraries()
-    require(
-        isinstance(module, torch.nn.Module),
-        f"from_torch takes a torch.nn.Module, got {type(module).__name__}",
-    )
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(
+            f"from_torch takes a torch.nn.Module, got {type(module).__name__}"
+        )
     shape = tuple(int(side) for side in input_shape)
     images = channels_first and len(shape) == 3
     quiet = copy.deepcopy(module).eval()
@@ -302,11 +302,11 @@ def _check_training(torch: Any, module: Any, training: bool) -> None:
         for path, part in module.named_modules()
         if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0
     ]
-    require(
-        not (training and dropping),
-        f"dropout in training mode ({', '.join(dropping[:_SHOWN])}) is random, and an "
-        "attack can't replay it: leave training=True out, or set p to 0",
-    )
+    if training and dropping:
+        raise InputError(
+            f"dropout in training mode ({', '.join(dropping[:_SHOWN])}) is random, and "
+            "an attack can't replay it: leave training=True out, or set p to 0"
+        )
 
 
 def _check_inputs(torch: Any, module: Any, shape: tuple[int, ...]) -> None:
@@ -356,10 +356,11 @@ def _scaling(mean: Any, std: Any, channels: int) -> tuple[tuple[float, ...], ...
     values = []
     for given, default in ((mean, 0.0), (std, 1.0)):
         flat = np.atleast_1d(np.asarray(default if given is None else given, float))
-        require(
-            len(flat) in (1, channels) and bool(np.isfinite(flat).all()),
-            f"mean and std are one number or {channels}, one per channel",
-        )
+        if len(flat) not in (1, channels) or not np.isfinite(flat).all():
+            raise InputError(
+                f"mean and std are one number or {channels}, one per channel"
+            )
         values.append(tuple(np.broadcast_to(flat, (channels,)).tolist()))
-    require(min(values[1]) > 0, "std must be positive")
+    if not min(values[1]) > 0:
+        raise InputError("std must be positive")
     return values[0], values[1]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.models.convolution_maps import (
     Padding,
     compiled_convolution,
@@ -66,7 +66,8 @@ def convolve(
         path = fastest()
     if path is Path.COMPILED:
         compiled = compiled_convolution()
-        require(compiled is not None, NOT_COMPILED)
+        if compiled is None:
+            raise InputError(NOT_COMPILED)
         # It knows float32 alone, which every net of the catalogue is.
         single = inputs.dtype == kernel.dtype == jnp.float32
         function = compiled if compiled is not None and single else _patches

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.models.convolution import (
     GLOROT,
     HE,
@@ -118,7 +118,8 @@ class Residual:
         self, input_shape: tuple[int, ...], classes: int, path: Path = Path.AUTO
     ) -> Model:
         """Returns the model for images of this shape."""
-        require(classes >= 2, f"a model needs at least 2 classes, got {classes}")
+        if not classes >= 2:
+            raise InputError(f"a model needs at least 2 classes, got {classes}")
         if len(input_shape) != 3:
             raise InputError(
                 f"model {self.name!r} reads images (height, width, channels); the data "
@@ -213,7 +214,8 @@ class Transformer:
     ) -> Model:
         """Returns the model for images of this shape; it has no convolutions."""
         del path
-        require(classes >= 2, f"a model needs at least 2 classes, got {classes}")
+        if not classes >= 2:
+            raise InputError(f"a model needs at least 2 classes, got {classes}")
         if len(input_shape) != 3:
             raise InputError(
                 f"model {self.name!r} reads images (height, width, channels); the data "

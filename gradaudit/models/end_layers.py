@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.errors import require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.models.model import Model
 from gradaudit.types import PyTree
 
@@ -62,11 +62,11 @@ def found_layers(
         jax.random.fold_in(key, 1), (_BATCH, *model.input_shape)
     )
     shape = jax.eval_shape(model.apply, params, buffers, inputs).shape
-    require(
-        shape == (_BATCH, model.classes),
-        f"model {model.name!r} returns logits of shape {shape} for {_BATCH} inputs, "
-        f"expected {(_BATCH, model.classes)}: check classes and loss",
-    )
+    if shape != (_BATCH, model.classes):
+        raise InputError(
+            f"model {model.name!r} returns logits of shape {shape} for {_BATCH} "
+            f"inputs, expected {(_BATCH, model.classes)}: check classes and loss"
+        )
     outputs = output_layer or _output(model, params, buffers, inputs, layers)
     entry = input_layer or _input(model, params, buffers, inputs, layers)
     rows = None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradaudit import machine
 from gradaudit.columns import Column
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.spec import rebuilds
 from gradaudit.types import HostOrDevice, Key, PyTree
 
@@ -174,11 +174,11 @@ class Model:
 
     def check_apart(self, purpose: str, instead: str) -> None:
         """Raises in words where examples have no gradients of their own."""
-        require(
-            not self.coupled,
-            f"{purpose}, and model {self.name!r} normalises by the statistics of the "
-            f"whole batch: an example has no gradient of its own. {instead}",
-        )
+        if self.coupled:
+            raise InputError(
+                f"{purpose}, and model {self.name!r} normalises by the statistics of "
+                f"the whole batch: an example has no gradient of its own. {instead}"
+            )
 
 
 def _variables(model: Model, key: Key) -> dict[str, PyTree]:
@@ -280,14 +280,16 @@ def check_batch(model: Model, inputs: HostOrDevice, labels: HostOrDevice) -> Non
             f"model {model.name!r} reads inputs of shape {model.input_shape}, "
             f"got {tuple(inputs.shape[1:])}"
         )
-    require(len(inputs) > 0, "the batch is empty")
-    require(
-        labels.shape == (len(inputs),),
-        f"{len(inputs)} inputs need labels of shape ({len(inputs)},), "
-        f"got {labels.shape}",
-    )
+    if not len(inputs):
+        raise InputError("the batch is empty")
+    if labels.shape != (len(inputs),):
+        raise InputError(
+            f"{len(inputs)} inputs need labels of shape ({len(inputs)},), "
+            f"got {labels.shape}"
+        )
     finite = np.isfinite(np.asarray(inputs)).all()
-    require(bool(finite), "the inputs hold NaN or infinity")
+    if not finite:
+        raise InputError("the inputs hold NaN or infinity")
     known = np.asarray(labels)
     outside = (known < 0) | (known >= model.classes)
     if outside.any():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from gradaudit.errors import InputError, require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.models.convolution import (
     GLOROT,
     Activation,
@@ -106,7 +106,8 @@ class Architecture:
         self, input_shape: tuple[int, ...], classes: int, path: Path = Path.AUTO
     ) -> Model:
         """Returns the model for inputs of this shape."""
-        require(classes >= 2, f"a model needs at least 2 classes, got {classes}")
+        if not classes >= 2:
+            raise InputError(f"a model needs at least 2 classes, got {classes}")
         if self.layers and len(input_shape) != 3:
             raise InputError(
                 f"model {self.name!r} reads images (height, width, channels); the data "

@@ -10,7 +10,7 @@ import math
 import pathlib
 from collections.abc import Callable, Iterable
 
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.privacy.events import Events, gaussian
 from gradaudit.privacy.methods import ask, spend
 from gradaudit.privacy.plan import PrivacyPlan
@@ -44,16 +44,17 @@ def calibrate(
 
     low, high = math.log(_SMALLEST), math.log(_LARGEST)
     floor = excess(high) + target
-    require(
-        floor <= target,
-        f"{method} can't show epsilon = {target:g}: it never goes below {floor:.4g} "
-        f"for q = {q:g}, {steps} steps and delta = {delta:g}; try rdp or pld",
-    )
-    require(
-        excess(low) > 0,
-        f"epsilon = {target:g} is reached with less noise than sigma = {_SMALLEST:g} "
-        f"by {method}; ask for a smaller epsilon",
-    )
+    if not floor <= target:
+        raise InputError(
+            f"{method} can't show epsilon = {target:g}: it never goes below "
+            f"{floor:.4g} for q = {q:g}, {steps} steps and delta = {delta:g}; try rdp "
+            "or pld"
+        )
+    if not excess(low) > 0:
+        raise InputError(
+            f"epsilon = {target:g} is reached with less noise than sigma = "
+            f"{_SMALLEST:g} by {method}; ask for a smaller epsilon"
+        )
     return math.exp(_bisect(excess, low, high))
 
 
@@ -81,7 +82,8 @@ def first_reaching(log: Iterable[tuple[int, float]], accuracy: float) -> int:
       accuracy: the target.
     """
     entries = sorted(log)
-    require(len(entries) > 0, "the training log is empty")
+    if not len(entries):
+        raise InputError("the training log is empty")
     for step, reached in entries:
         if reached >= accuracy:
             return step
@@ -101,11 +103,11 @@ def read_log(path: str | pathlib.Path) -> list[tuple[int, float]]:
         raise InputError(f"can't read the training log {path}: {error}") from None
     columns = set(rows[0]) if rows else set()
     step = next((name for name in ("step", "round") if name in columns), None)
-    require(
-        step is not None and "accuracy" in columns,
-        f"the training log {path} needs the columns accuracy and round (or step), "
-        f"got {', '.join(sorted(columns)) or 'none'}",
-    )
+    if step is None or "accuracy" not in columns:
+        raise InputError(
+            f"the training log {path} needs the columns accuracy and round (or step), "
+            f"got {', '.join(sorted(columns)) or 'none'}"
+        )
     try:
         return [
             (int(row[str(step)]), float(row["accuracy"]))
@@ -125,10 +127,10 @@ def _bisect(excess: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _check_target(target: float) -> None:
-    require(
-        math.isfinite(target) and target > 0,
-        f"the target epsilon must be positive and finite, got {target}",
-    )
+    if not (math.isfinite(target) and target > 0):
+        raise InputError(
+            f"the target epsilon must be positive and finite, got {target}"
+        )
 
 
 def affordable_rounds(target: float, plan: PrivacyPlan, delta: float = 1e-5) -> int:
@@ -140,11 +142,11 @@ def affordable_rounds(target: float, plan: PrivacyPlan, delta: float = 1e-5) -> 
     there is none more).
     """
     rounds = rounds_within(target, plan, delta)
-    require(
-        rounds > 0,
-        f"not even one round under {plan.defense.name!r} stays within "
-        f"epsilon = {target:g}",
-    )
+    if not rounds > 0:
+        raise InputError(
+            f"not even one round under {plan.defense.name!r} stays within "
+            f"epsilon = {target:g}"
+        )
     return rounds
 
 

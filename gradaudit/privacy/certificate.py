@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special
 
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.mechanism import Mechanism, Point
 from gradaudit.privacy.events import Events, Unit, gaussian, pure
 from gradaudit.privacy.guarantee import (
@@ -103,12 +103,14 @@ def certificate(
       looks: how many observations of the victim there are; None: the whole training.
       round: whose noise it is; None: the round with the least.
     """
-    require(type in _BEFORE, f"type must be 0, 1 or 2, got {type}")
-    require(
-        (candidates is None) != (prior is None),
-        "a certificate needs either the number of candidates or a prior",
-    )
-    require(looks is None or looks >= 1, f"looks must be at least 1, got {looks}")
+    if type not in _BEFORE:
+        raise InputError(f"type must be 0, 1 or 2, got {type}")
+    if (candidates is None) == (prior is None):
+        raise InputError(
+            "a certificate needs either the number of candidates or a prior"
+        )
+    if not (looks is None or looks >= 1):
+        raise InputError(f"looks must be at least 1, got {looks}")
     known = among(candidates) if candidates is not None else prior
     assert known is not None
     if known.reason:
@@ -303,25 +305,24 @@ def least_sigma(limit: float, certified: Callable[[float], Certificate]) -> floa
       certified: returns the certificate of a noise multiplier; more noise never
         certifies less.
     """
-    require(0 < limit < 1, f"the success that is allowed must be in (0, 1): {limit}")
+    if not 0 < limit < 1:
+        raise InputError(f"the success that is allowed must be in (0, 1): {limit}")
     most = certified(_LARGEST)
-    require(
-        most.value is not None, f"no noise multiplier has a certificate: {most.reason}"
-    )
-    require(
-        (most.value or 1.0) <= limit,
-        f"no noise brings the success below {limit:g}: without reading anything, "
-        f"{most.kappa:.3g} is reached ({most.prior.says})",
-    )
+    if most.value is None:
+        raise InputError(f"no noise multiplier has a certificate: {most.reason}")
+    if not (most.value or 1.0) <= limit:
+        raise InputError(
+            f"no noise brings the success below {limit:g}: without reading anything, "
+            f"{most.kappa:.3g} is reached ({most.prior.says})"
+        )
 
     def holds(log_sigma: float) -> bool:
         value = certified(math.exp(log_sigma)).value
         return value is not None and value <= limit
 
     low, high = math.log(_SMALLEST), math.log(_LARGEST)
-    require(
-        not holds(low), f"a success of {limit:g} is certified with next to no noise"
-    )
+    if holds(low):
+        raise InputError(f"a success of {limit:g} is certified with next to no noise")
     while high - low > 1e-5:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)

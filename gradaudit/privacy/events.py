@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -102,10 +102,8 @@ class Events:
 
 def in_turn(parts: Sequence[Events]) -> Events:
     """Returns a run of each sequence in turn: all of them in the order of time."""
-    require(
-        len({len(part.count) for part in parts}) == 1,
-        "only sequences with as many runs each can be taken in turn",
-    )
+    if len({len(part.count) for part in parts}) != 1:
+        raise InputError("only sequences with as many runs each can be taken in turn")
     return _joined(parts, lambda columns: np.stack(columns, axis=1).ravel())
 
 
@@ -152,21 +150,18 @@ def from_sensitivity_trace(
     sigma_t = std / S_t (Wei & Liu 2022, Table VII); `sensitivities` is a recorded
     trace of S, one value per step.
     """
-    require(
-        math.isfinite(noise_std) and noise_std > 0,
-        f"the noise std must be positive, got {noise_std}",
-    )
+    if not (math.isfinite(noise_std) and noise_std > 0):
+        raise InputError(f"the noise std must be positive, got {noise_std}")
     trace = np.atleast_1d(np.asarray(sensitivities, float))
-    require(
-        bool(np.all(np.isfinite(trace) & (trace > 0))),
-        "every sensitivity of the trace must be positive and finite",
-    )
+    if not np.all(np.isfinite(trace) & (trace > 0)):
+        raise InputError("every sensitivity of the trace must be positive and finite")
     return gaussian(noise_std / trace, q)
 
 
 def check_delta(delta: float) -> None:
     """Raises unless delta can be one."""
-    require(0 < delta < 1, f"delta must lie in (0, 1), got {delta}")
+    if not 0 < delta < 1:
+        raise InputError(f"delta must lie in (0, 1), got {delta}")
 
 
 def _events(
@@ -182,13 +177,15 @@ def _events(
     runs = max(len(noises), len(rates))
     if steps is None:
         steps = runs
-    require(steps >= 1, f"steps must be at least 1, got {steps}")
-    require(steps <= MOST_STEPS, f"steps must be at most {MOST_STEPS:,}, got {steps:,}")
+    if not steps >= 1:
+        raise InputError(f"steps must be at least 1, got {steps}")
+    if not steps <= MOST_STEPS:
+        raise InputError(f"steps must be at most {MOST_STEPS:,}, got {steps:,}")
     for what, values in ((name, noises), ("q", rates)):
-        require(
-            len(values) in (1, steps),
-            f"{what} must be one number or {steps} numbers, got {len(values)}",
-        )
+        if len(values) not in (1, steps):
+            raise InputError(
+                f"{what} must be one number or {steps} numbers, got {len(values)}"
+            )
     _check_all(noises, noises > 0, f"{name} must be positive and finite")
     _check_all(noises, noises <= _MOST_NOISE, f"{name} must be at most {_MOST_NOISE:g}")
     _check_all(rates, (rates > 0) & (rates <= 1), "q must lie in (0, 1]")
@@ -205,4 +202,5 @@ def _check_all(values: FloatArray, in_range: BoolArray, message: str) -> None:
     wrong = np.flatnonzero(~(np.isfinite(values) & in_range))
     if len(wrong):
         where = f" in step {wrong[0]}" if len(values) > 1 else ""
-        require(False, f"{message}, got {values[wrong[0]]}{where}")
+        if not False:
+            raise InputError(f"{message}, got {values[wrong[0]]}{where}")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 
 NO_PRIOR = (
     "Of {public:,} public examples up to {near:,} lie within twice the threshold "
@@ -34,7 +34,8 @@ class Prior:
 
 def among(candidates: int) -> Prior:
     """Returns the prior of a line-up: one of n, equally likely."""
-    require(candidates >= 2, f"candidates must be at least 2, got {candidates}")
+    if not candidates >= 2:
+        raise InputError(f"candidates must be at least 2, got {candidates}")
     return Prior(1 / candidates, f"one of {candidates:,} candidates, equally likely")
 
 
@@ -56,9 +57,12 @@ def near(
       batch: how many examples are rebuilt together, in any order.
       confidence: that the bound holds, over the draw of the public examples.
     """
-    require(len(public) >= 2, "the prior needs at least two public examples")
-    require(0 < confidence < 1, f"confidence must lie in (0, 1), got {confidence}")
-    require(batch >= 1, f"batch must be at least 1, got {batch}")
+    if len(public) < 2:
+        raise InputError("the prior needs at least two public examples")
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence must lie in (0, 1), got {confidence}")
+    if not batch >= 1:
+        raise InputError(f"batch must be at least 1, got {batch}")
     kept = np.random.default_rng(0).permutation(len(public))[:_MOST_PUBLIC]
     rows = np.asarray(public, np.float32)[np.sort(kept)].reshape(len(kept), -1)
     count, failure = len(rows), (1 - confidence) / batch

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from gradaudit.errors import require, unknown_name
+from gradaudit.errors import InputError, unknown_name
 from gradaudit.privacy.events import Events, FloatArray, Unit, check_delta
 from gradaudit.privacy.loss import LossDistribution
 from gradaudit.privacy.renyi import (
@@ -309,10 +309,8 @@ def ask(name: str, events: Events, delta: float, convention: str = "clean") -> Q
 
 def spend(name: str, events: Events, delta: float, convention: str = "clean") -> Spent:
     """Returns one method's answer."""
-    require(
-        METHODS[find_method(name)].holds_for(events),
-        f"{name} does not bound draws of a fixed size; ask pld",
-    )
+    if not METHODS[find_method(name)].holds_for(events):
+        raise InputError(f"{name} does not bound draws of a fixed size; ask pld")
     method, asked = ask(name, events, delta, convention)
     epsilon = method.epsilon(asked, delta)
     reason = "" if math.isfinite(epsilon) else _why_infinite(events)

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from gradaudit.data.partition import Indices, shared_copies
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.federation.setting import Batches, Selection, Setting
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.privacy.events import (
@@ -90,18 +90,21 @@ class PrivacyPlan:
     participations: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.tensors >= 1, f"tensors must be at least 1, got {self.tensors}")
-        require(
-            self.copies is None or 1 <= self.copies <= self.setting.clients,
-            f"copies must lie in 1..{self.setting.clients} (clients), "
-            f"got {self.copies}",
-        )
-        require(
-            self.participations is None
-            or 0 <= self.participations <= self.setting.rounds,
-            f"participations must lie in 0..{self.setting.rounds} (rounds), "
-            f"got {self.participations}",
-        )
+        if not self.tensors >= 1:
+            raise InputError(f"tensors must be at least 1, got {self.tensors}")
+        if not (self.copies is None or 1 <= self.copies <= self.setting.clients):
+            raise InputError(
+                f"copies must lie in 1..{self.setting.clients} (clients), "
+                f"got {self.copies}"
+            )
+        if (
+            self.participations is not None
+            and not 0 <= self.participations <= self.setting.rounds
+        ):
+            raise InputError(
+                f"participations must lie in 0..{self.setting.rounds} (rounds), "
+                f"got {self.participations}"
+            )
 
     @classmethod
     def of(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.report import metrics
 from gradaudit.report.drawing import (
     GREY,
@@ -37,7 +37,8 @@ def reconstructions(result: Result, rows: int = _MOST) -> Picture:
     A row for each example of a victim, next to its best match in the batch.
     """
     found = films(result)[:rows]
-    require(bool(found), "this result has no pictures: the data are no images")
+    if not found:
+        raise InputError("this result has no pictures: the data are no images")
     columns = [name for name, _ in found[0]["frames"]]
     height, width = found[0]["frames"][0][1].shape[:2]
     gap = max(1, width // 12)
@@ -133,7 +134,8 @@ def resilience(*results: Result, by: str = "defense") -> Picture:
       by: what tells the lines apart: a word of `result.about`, as defense or method.
     """
     attacks = [each for result in results for each in attacks_of(result)]
-    require(bool(attacks), "there is no attack to draw")
+    if not attacks:
+        raise InputError("there is no attack to draw")
     types = sorted({a.to_dict()["about"]["type"] for a in attacks}, reverse=True)
     figure = picture(WIDTH, 0.9 + 2.1 * len(types) + 0.16 * len(attacks))
     grid = figure.subplots(len(types), 1, squeeze=False, sharex=True)[:, 0]
@@ -185,7 +187,8 @@ def attacks_of(result: Result) -> list[Result]:
     if kind_of(document) == RESULT:
         return [result] if "asr" in document["metrics"] else []
     folder = getattr(result, "folder", None)
-    require(folder is not None, "the audit's folder is not known: use ga.load(folder)")
+    if folder is None:
+        raise InputError("the audit's folder is not known: use ga.load(folder)")
     done = [c for c in document["cells"] if c["kind"] == "attack" and c["metrics"]]
     found: list[Result] = []
     for cell in done:
@@ -258,12 +261,11 @@ def frontier(result: Result) -> Picture:
     Of an audit that trained: the success is that of the worst attack on each defense.
     """
     document = result.to_dict()
-    require(
-        kind_of(document) == AUDIT,
-        "accuracy against leakage is drawn of an audit",
-    )
+    if kind_of(document) != AUDIT:
+        raise InputError("accuracy against leakage is drawn of an audit")
     points = list(_frontier(document))
-    require(bool(points), "this audit did not train: ask for training rounds")
+    if not points:
+        raise InputError("this audit did not train: ask for training rounds")
     figure = picture()
     axes = figure.subplots()
     for (name, accuracy, rate), style in zip(points, styles(), strict=False):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradaudit.errors import require
+from gradaudit.errors import InputError
 from gradaudit.report.drawing import (
     COLOURS,
     GREY,
@@ -39,7 +39,8 @@ def line_up(result: Result) -> Picture:
     defense.
     """
     groups = list(_line_ups(result))
-    require(bool(groups), "there is no line-up to draw")
+    if not groups:
+        raise InputError("there is no line-up to draw")
     rows = [row for _, group in groups for row in group]
     counts = list(dict.fromkeys(row["candidates"] for row in rows))
     varied = rows[0].get("sigma") is not None
@@ -142,7 +143,10 @@ def epsilon(result: Result) -> Picture:
     if document.get("family"):
         return _epsilon_reached(document["cells"])
     rows = list(_accounted(document))
-    require(bool(rows), "this result accounts for no epsilon: the defense has no noise")
+    if not rows:
+        raise InputError(
+            "this result accounts for no epsilon: the defense has no noise"
+        )
     kinds = ("claimed", "accounted", "effective")
     figure = picture(WIDTH, 1.3 + 0.75 * len(rows))
     axes = figure.subplots()
@@ -259,7 +263,8 @@ def norms(result: Result) -> Picture:
         for each in document["norms"]
         for row in each["norms"]
     ]
-    require(bool(rows), "this audit has no gradient norms: no defense does anything")
+    if not rows:
+        raise InputError("this audit has no gradient norms: no defense does anything")
     figure = picture(WIDTH, 1.3 + 0.34 * len(rows))
     axes = figure.subplots()
     for index, (_, row) in enumerate(rows):
@@ -308,10 +313,12 @@ def _norms_found(rows: Sequence[tuple[str, Plain]]) -> str:
 
 def _norms_of_training(document: Plain) -> Picture:
     history = document.get("rounds") or []
-    require(
-        bool(history) and isinstance(history[0], dict) and "norm_before" in history[0],
-        "this result has no gradient norms: train records them",
-    )
+    if (
+        not history
+        or not isinstance(history[0], dict)
+        or "norm_before" not in history[0]
+    ):
+        raise InputError("this result has no gradient norms: train records them")
     figure = picture()
     axes = figure.subplots()
     rounds = [row["round"] for row in history]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import files
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 from gradaudit.report.drawing import any_letters
 from gradaudit.spec import Spec
 
@@ -93,17 +93,18 @@ class Result(abc.ABC):
 
     def _write(self, folder: pathlib.Path) -> list[str]:
         """Writes all files; returns their names, the document last."""
-        for name, rows in self.rows().items():
+        tables, arrays = self.rows(), self.arrays()
+        figures, texts = self.figures(), self.texts()
+        for name, rows in tables.items():
             files.write_csv(folder / name, rows)
-        for name, arrays in self.arrays().items():
-            files.write_arrays(folder / name, arrays)
-        for name, draw in self.figures().items():
+        for name, held in arrays.items():
+            files.write_arrays(folder / name, held)
+        for name, draw in figures.items():
             write_figure(folder / name, draw())
-        for name, text in self.texts().items():
+        for name, text in texts.items():
             files.write_text(folder / name, text())
         files.write_json(folder / self.file, self.to_dict())
-        others = (self.rows(), self.arrays(), self.figures(), self.texts())
-        return [*(name for named in others for name in named), self.file]
+        return [*tables, *arrays, *figures, *texts, self.file]
 
 
 @contextlib.contextmanager
@@ -133,11 +134,11 @@ def claim(folder: pathlib.Path, spec: Spec, overwrite: bool = False) -> None:
             there = Spec.read(folder)
             same = there.command == spec.command and there.sources == spec.sources
             same &= dict(there.arguments) | dict(spec.arguments) == there.arguments
-    require(
-        same or not found,
-        f"{folder} holds another run ({', '.join(found)}): choose another --out, or "
-        "say --overwrite",
-    )
+    if not same and found:
+        raise InputError(
+            f"{folder} holds another run ({', '.join(found)}): choose another --out, "
+            "or say --overwrite"
+        )
 
 
 def remove_result(folder: pathlib.Path, but: Collection[str] = ()) -> None:
@@ -222,7 +223,8 @@ class Saved(Result):
     def _arrays(self) -> dict[str, NDArray[Any]]:
         path = self.folder / "reconstructions.npz"
         try:
-            require(path.stat().st_size <= _LARGEST, f"{path} is larger than 4 GiB")
+            if not path.stat().st_size <= _LARGEST:
+                raise InputError(f"{path} is larger than 4 GiB")
             with np.load(path, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
         except _DAMAGE as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gradaudit.data.dataset import Contents, Dataset
 from gradaudit.data.formats import images, records, tabular
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +100,10 @@ def read_path(path: Path) -> Contents:
         if not path.exists():
             loop = "; the link leads nowhere" if path.is_symlink() else ""
             raise InputError(f"no such file or folder: {path}{loop}")
-        require(
-            path.is_file() or path.is_dir(),
-            f"{path}: is neither a file nor a folder (a pipe or a device?)",
-        )
+        if not (path.is_file() or path.is_dir()):
+            raise InputError(
+                f"{path}: is neither a file nor a folder (a pipe or a device?)"
+            )
         for reader in READERS:
             if reader.accepts(path):
                 return reader.read(path)

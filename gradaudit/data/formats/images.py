@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 
 from gradaudit.data.dataset import Array, Contents
 from gradaudit.data.formats.reading import opened, require_room, whole_labels
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".pgm", ".ppm", ".bmp"})
 
@@ -59,11 +59,11 @@ def read(path: Path, suffixes: Set[str] = SUFFIXES) -> Contents:
             image = read_image(file)
             if not images:
                 require_room(path, "images", count * image.nbytes)
-            require(
-                not images or image.shape == images[0].shape,
-                f"{file}: field 'size' is {image.shape}, the images before it are "
-                f"{images[0].shape if images else ''}; make them one size first",
-            )
+            if images and image.shape != images[0].shape:
+                raise InputError(
+                    f"{file}: field 'size' is {image.shape}, the images before it are "
+                    f"{images[0].shape if images else ''}; make them one size first"
+                )
             images.append(image)
             labels.append(label)
     arrays = np.stack(images), np.asarray(labels, np.uint16)
@@ -89,7 +89,8 @@ def read_lfw(path: Path) -> Contents:
     """Reads the people with at least 20 images, cropped and scaled to 32x32x3."""
     root = _lfw_folder(path)
     people = [p for p in _folders(root or path) if len(_files(p)) >= _LFW_LEAST]
-    require(bool(people), f"{path}: nobody has {_LFW_LEAST} images; is it complete?")
+    if not people:
+        raise InputError(f"{path}: nobody has {_LFW_LEAST} images; is it complete?")
     faces = [_face(file) for person in people for file in _files(person)]
     counts = [len(_files(person)) for person in people]
     labels = np.repeat(np.arange(len(people), dtype=np.uint16), counts)
@@ -98,10 +99,10 @@ def read_lfw(path: Path) -> Contents:
 
 def _face(path: Path) -> Array:
     image = _load(path).convert("RGB")
-    require(
-        image.size == (_LFW_SOURCE_SIDE, _LFW_SOURCE_SIDE),
-        f"{path}: field 'size' is {image.size}, LFW images are 250x250",
-    )
+    if image.size != (_LFW_SOURCE_SIDE, _LFW_SOURCE_SIDE):
+        raise InputError(
+            f"{path}: field 'size' is {image.size}, LFW images are 250x250"
+        )
     side = (_LFW_SIDE, _LFW_SIDE)
     return np.asarray(image.resize(side, Image.Resampling.BILINEAR, box=_LFW_BOX))
 
@@ -174,21 +175,21 @@ def read_svhn(path: Path) -> Contents:
 
 def _read_svhn(path: Path) -> tuple[Array, Array]:
     pixels, labels = _matrices(path)
-    require(
-        pixels.ndim == 4 and pixels.shape[2] == _CHANNELS and pixels.size > 0,
-        f"{path}: field 'X' is {pixels.dtype} {pixels.shape}, expected uint8 "
-        "(32, 32, 3, n)",
-    )
+    if pixels.ndim != 4 or pixels.shape[2] != _CHANNELS or not pixels.size > 0:
+        raise InputError(
+            f"{path}: field 'X' is {pixels.dtype} {pixels.shape}, expected uint8 "
+            "(32, 32, 3, n)"
+        )
     whole = labels.dtype.kind in "iu" or (
         labels.dtype.kind == "f" and bool(np.all(labels % 1 == 0))
     )
     labels = labels.astype(np.int64) if whole else labels  # MATLAB's are often double
     labels = whole_labels(path, "y", labels, pixels.shape[3])
-    require(
-        labels.min() >= 1 and labels.max() <= _CLASSES,
-        f"{path}: field 'y' must be labels from 1 to 10, found {labels.min()} to "
-        f"{labels.max()}",
-    )
+    if not (labels.min() >= 1 and labels.max() <= _CLASSES):
+        raise InputError(
+            f"{path}: field 'y' must be labels from 1 to 10, found {labels.min()} to "
+            f"{labels.max()}"
+        )
     images = np.ascontiguousarray(pixels.transpose(3, 0, 1, 2))
     return images, (labels % _CLASSES).astype(np.uint8)
 
@@ -202,11 +203,11 @@ def _matrices(path: Path) -> tuple[Array, Array]:
             kinds = {name: (shape, kind) for name, shape, kind in whosmat(file)}
             size = sum(math.prod(kinds[name][0]) for name in ("X", "y"))
             require_room(path, "X", size)
-            require(
-                kinds["X"][1] == "uint8" and kinds["y"][1] in _MATRIX_KINDS,
-                f"{path}: field 'X' is {kinds['X'][1]} and 'y' {kinds['y'][1]}, "
-                "expected uint8 and numbers",
-            )
+            if kinds["X"][1] != "uint8" or kinds["y"][1] not in _MATRIX_KINDS:
+                raise InputError(
+                    f"{path}: field 'X' is {kinds['X'][1]} and 'y' {kinds['y'][1]}, "
+                    "expected uint8 and numbers"
+                )
             file.seek(0)
             found = loadmat(file, variable_names=["X", "y"])
             return found["X"], found["y"].reshape(-1)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from gradaudit.data.dataset import Array
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 LIMIT_VARIABLE = "GRADAUDIT_MAX_DATA_GIB"
 DEFAULT_GIB = 4.0
@@ -39,21 +39,21 @@ def most_bytes() -> int:
         gib = float(text or DEFAULT_GIB)
     except ValueError:
         gib = math.nan
-    require(
-        0 < gib < math.inf,
-        f"{LIMIT_VARIABLE} must be a positive number of GiB, got {text!r}",
-    )
+    if not 0 < gib < math.inf:
+        raise InputError(
+            f"{LIMIT_VARIABLE} must be a positive number of GiB, got {text!r}"
+        )
     return int(gib * _GIB)
 
 
 def require_room(path: Path, field: str, wanted: int) -> None:
     """Raises `InputError` when a field declares more bytes than are allowed."""
     allowed = most_bytes()
-    require(
-        wanted <= allowed,
-        f"{path}: field {field!r} decodes to {wanted:,} bytes, more than the "
-        f"{allowed:,} that are allowed; set {LIMIT_VARIABLE} if that is meant",
-    )
+    if not wanted <= allowed:
+        raise InputError(
+            f"{path}: field {field!r} decodes to {wanted:,} bytes, more than the "
+            f"{allowed:,} that are allowed; set {LIMIT_VARIABLE} if that is meant"
+        )
 
 
 @contextlib.contextmanager
@@ -69,10 +69,10 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: field 'file' can't be opened ({reason})") from None
     with file:
-        require(
-            stat.S_ISREG(os.fstat(file.fileno()).st_mode),
-            f"{path}: field 'file' is no regular file (a pipe or a device?)",
-        )
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InputError(
+                f"{path}: field 'file' is no regular file (a pipe or a device?)"
+            )
         yield file
 
 
@@ -98,14 +98,14 @@ def read_all(path: Path) -> bytearray:
 
 def whole_labels(path: Path, field: str, labels: Array, count: int) -> Array:
     """Returns `count` labels as they are, or says why they can't be class numbers."""
-    require(
-        labels.shape == (count,) and count > 0,
-        f"{path}: field {field!r} is {labels.dtype} {labels.shape}, expected {count} "
-        "integers",
-    )
-    require(
-        labels.dtype.kind in "iu",
-        f"{path}: field {field!r} must hold integers, found {labels.dtype} "
-        f"{labels.shape}",
-    )
+    if labels.shape != (count,) or not count > 0:
+        raise InputError(
+            f"{path}: field {field!r} is {labels.dtype} {labels.shape}, expected "
+            f"{count} integers"
+        )
+    if labels.dtype.kind not in "iu":
+        raise InputError(
+            f"{path}: field {field!r} must hold integers, found {labels.dtype} "
+            f"{labels.shape}"
+        )
     return labels

@@ -23,7 +23,7 @@ from gradaudit.data.formats.reading import (
     require_room,
     whole_labels,
 )
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _MOST_AXES = 4
@@ -66,13 +66,14 @@ def _idx_pair(images: Path) -> tuple[Array, Array]:
     # The labels of a plain file may be gzipped and the other way round.
     names = (name, name.removesuffix(".gz"), name + ".gz")
     found = [images.with_name(n) for n in names if images.with_name(n).exists()]
-    require(bool(found), f"{images}: the labels {name} are not beside it")
+    if not found:
+        raise InputError(f"{images}: the labels {name} are not beside it")
     pixels, labels = _idx_array(images), _idx_array(found[0])
-    require(
-        pixels.ndim == 3 and labels.shape == pixels.shape[:1] and len(labels) > 0,
-        f"{found[0]}: field 'dimensions' is {labels.shape}, the images are "
-        f"{pixels.shape}; the two files don't belong together",
-    )
+    if pixels.ndim != 3 or labels.shape != pixels.shape[:1] or not len(labels):
+        raise InputError(
+            f"{found[0]}: field 'dimensions' is {labels.shape}, the images are "
+            f"{pixels.shape}; the two files don't belong together"
+        )
     return pixels, whole_labels(found[0], "labels", labels, len(pixels))
 
 
@@ -95,30 +96,30 @@ def _idx_array(path: Path) -> Array:
 def _idx_stream(path: Path, stream: Readable) -> Array:
     """Decodes what the header declares and looks one byte further."""
     magic = read_up_to(stream, 4)
-    require(
-        len(magic) == 4
-        and magic[:2] == b"\0\0"
-        and magic[2] in _DTYPES
-        and 0 < magic[3] <= _MOST_AXES,
-        f"{path}: field 'magic number' is {magic.hex() or 'missing'}; not an IDX file "
-        f"of 1 to {_MOST_AXES} axes",
-    )
+    if (
+        len(magic) != 4
+        or magic[:2] != b"\0\0"
+        or magic[2] not in _DTYPES
+        or not 0 < magic[3] <= _MOST_AXES
+    ):
+        raise InputError(
+            f"{path}: field 'magic number' is {magic.hex() or 'missing'}; not an IDX "
+            f"file of 1 to {_MOST_AXES} axes"
+        )
     dtype, axes = np.dtype(_DTYPES[magic[2]]), magic[3]
     sizes = read_up_to(stream, 4 * axes)
-    require(
-        len(sizes) == 4 * axes,
-        f"{path}: field 'dimensions' is cut off; fetch it again",
-    )
+    if len(sizes) != 4 * axes:
+        raise InputError(f"{path}: field 'dimensions' is cut off; fetch it again")
     shape = tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
     expected = math.prod(shape) * dtype.itemsize
     require_room(path, "data", expected)
     data = read_up_to(stream, expected)
     more = " and more" if stream.read(1) else ""
-    require(
-        len(data) == expected and not more,
-        f"{path}: field 'data' has {len(data)} bytes{more}, shape {shape} needs "
-        f"{expected}; the file is truncated or corrupt",
-    )
+    if len(data) != expected or more:
+        raise InputError(
+            f"{path}: field 'data' has {len(data)} bytes{more}, shape {shape} needs "
+            f"{expected}; the file is truncated or corrupt"
+        )
     return np.frombuffer(data, dtype).reshape(shape)
 
 
@@ -153,10 +154,11 @@ def read_cifar_strips(path: Path) -> Contents:
     for split, names in _BATCHES.items():
         strips = [read_image(path / f"{name}.png", "RGB") for name in names]
         for name, strip in zip(names, strips, strict=True):
-            require(
-                strip.shape[1] == _SIDE * _SIDE,
-                f"{path / name}.png: field 'width' is {strip.shape[1]}, expected 1024",
-            )
+            if strip.shape[1] != _SIDE * _SIDE:
+                raise InputError(
+                    f"{path / name}.png: field 'width' is {strip.shape[1]}, expected "
+                    "1024"
+                )
         labels = _json_labels(path / f"{split}_lables.json")  # the files' spelling
         images = np.concatenate(strips).reshape(-1, _SIDE, _SIDE, _CHANNELS)
         splits[split] = _checked(path / f"{split}_lables.json", images, labels)
@@ -180,7 +182,8 @@ def _read_batches(
             files = [path] if path in [path.with_name(f.name) for f in files] else []
         elif any(file.exists() for file in files):
             missing = [file.name for file in files if not file.exists()]
-            require(not missing, f"{path}: the batches {missing} are missing")
+            if missing:
+                raise InputError(f"{path}: the batches {missing} are missing")
         else:
             files = []
         if files:
@@ -201,31 +204,31 @@ def _python_batch(path: Path) -> tuple[Array, Array]:
         raise InputError(
             f"{path}: field 'pickle' is truncated or corrupt ({error})"
         ) from None
-    require(
-        isinstance(pixels, np.ndarray)
-        and pixels.dtype == np.uint8
-        and pixels.ndim == 2
-        and pixels.shape[1] == _PIXELS,
-        f"{path}: field 'data' must be uint8 (n, {_PIXELS}), found "
-        f"{getattr(pixels, 'dtype', type(pixels).__name__)} "
-        f"{getattr(pixels, 'shape', '')}",
-    )
+    if (
+        not isinstance(pixels, np.ndarray)
+        or pixels.dtype != np.uint8
+        or pixels.ndim != 2
+        or pixels.shape[1] != _PIXELS
+    ):
+        raise InputError(
+            f"{path}: field 'data' must be uint8 (n, {_PIXELS}), found "
+            f"{getattr(pixels, 'dtype', type(pixels).__name__)} "
+            f"{getattr(pixels, 'shape', '')}"
+        )
     # Lists that hold one another could stand for more numbers than there is memory.
     flat = isinstance(labels, list) and all(type(label) is int for label in labels)
-    require(
-        flat or isinstance(labels, np.ndarray),
-        f"{path}: field 'labels' must be a list of integers",
-    )
+    if not (flat or isinstance(labels, np.ndarray)):
+        raise InputError(f"{path}: field 'labels' must be a list of integers")
     return _checked(path, _from_planes(pixels), np.asarray(labels))
 
 
 def _binary_batch(path: Path) -> tuple[Array, Array]:
     data = np.frombuffer(read_all(path), np.uint8)
-    require(
-        len(data) > 0 and len(data) % (_PIXELS + 1) == 0,
-        f"{path}: field 'records' has {len(data)} bytes, not a multiple of "
-        f"{_PIXELS + 1}; the file is truncated or corrupt",
-    )
+    if not len(data) or len(data) % (_PIXELS + 1) != 0:
+        raise InputError(
+            f"{path}: field 'records' has {len(data)} bytes, not a multiple of "
+            f"{_PIXELS + 1}; the file is truncated or corrupt"
+        )
     records = data.reshape(-1, _PIXELS + 1)
     return _checked(path, _from_planes(records[:, 1:]), records[:, 0])
 
@@ -237,11 +240,11 @@ def _from_planes(pixels: Array) -> Array:
 
 def _checked(path: Path, images: Array, labels: Array) -> tuple[Array, Array]:
     labels = whole_labels(path, "labels", labels, len(images))
-    require(
-        labels.min() >= 0 and labels.max() < _CLASSES,
-        f"{path}: field 'labels' holds {labels.min()} to {labels.max()}, expected 0 "
-        f"to {_CLASSES - 1}; the file is corrupt",
-    )
+    if not (labels.min() >= 0 and labels.max() < _CLASSES):
+        raise InputError(
+            f"{path}: field 'labels' holds {labels.min()} to {labels.max()}, expected "
+            f"0 to {_CLASSES - 1}; the file is corrupt"
+        )
     return images, labels.astype(np.uint8)
 
 

@@ -23,7 +23,7 @@ from gradaudit.data.formats.reading import (
     require_room,
     whole_labels,
 )
-from gradaudit.errors import InputError, require
+from gradaudit.errors import InputError
 
 # The names that people give to inputs and labels, per split.
 _NAMES = {
@@ -33,16 +33,8 @@ _NAMES = {
 }
 
 
-DAMAGE = (
-    OSError,
-    ValueError,
-    EOFError,
-    RuntimeError,
-    KeyError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_OF_ARCHIVES = (struct.error, zipfile.BadZipFile, zlib.error)
+DAMAGE = (OSError, ValueError, EOFError, RuntimeError, KeyError, *_OF_ARCHIVES)
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -68,11 +60,11 @@ def read_npz(path: Path) -> Contents:
     """Reads `x` and `y`, or `x_train`, `y_train`, `x_test`, `y_test`."""
     splits = {}
     with opened(path) as file:
-        require(
-            zipfile.is_zipfile(file),
-            f"{path}: field 'archive' can't be read: the file is cut short or no .npz "
-            "at all; numpy.savez(path, x=inputs, y=labels) writes one",
-        )
+        if not zipfile.is_zipfile(file):
+            raise InputError(
+                f"{path}: field 'archive' can't be read: the file is cut short or no "
+                ".npz at all; numpy.savez(path, x=inputs, y=labels) writes one"
+            )
         try:
             with zipfile.ZipFile(file) as archive:
                 pairs = _pairs(path, archive)
@@ -100,11 +92,11 @@ def _pairs(path: Path, archive: zipfile.ZipFile) -> dict[str, tuple[str, str]]:
         for x, y in choices
         if x in members and y in members
     }
-    require(
-        bool(pairs),
-        f"{path}: needs arrays 'x' and 'y' (or 'x_train', 'y_train', 'x_test', "
-        f"'y_test'), found {', '.join(sorted(members)[:10]) or 'none'}",
-    )
+    if not pairs:
+        raise InputError(
+            f"{path}: needs arrays 'x' and 'y' (or 'x_train', 'y_train', 'x_test', "
+            f"'y_test'), found {', '.join(sorted(members)[:10]) or 'none'}"
+        )
     wanted = {name for pair in pairs.values() for name in pair}
     require_room(path, "archive", sum(members[name].file_size for name in wanted))
     return pairs
@@ -120,24 +112,26 @@ def read_member(
     """Returns one array of numbers; the archive hands out no more than it declares."""
     with archive.open(f"{name}.npy") as file:
         version = np.lib.format.read_magic(file)
-        require(version in _HEADERS, f"{path}: field {name!r} is no array of numbers")
+        if version not in _HEADERS:
+            raise InputError(f"{path}: field {name!r} is no array of numbers")
         shape, fortran, dtype = _HEADERS[version](file)
-        require(
-            dtype.kind in "biuf",
-            f"{path}: field {name!r} holds {dtype}, expected integers or real numbers",
-        )
-        require(
-            least_axes <= len(shape) <= most_axes and min(shape, default=1) > 0,
-            f"{path}: field {name!r} has shape {_short(shape)}, expected "
-            f"{least_axes} to {most_axes} axes, none of them empty",
-        )
+        if dtype.kind not in "biuf":
+            raise InputError(
+                f"{path}: field {name!r} holds {dtype}, expected integers or real "
+                "numbers"
+            )
+        if not (least_axes <= len(shape) <= most_axes and min(shape, default=1) > 0):
+            raise InputError(
+                f"{path}: field {name!r} has shape {_short(shape)}, expected "
+                f"{least_axes} to {most_axes} axes, none of them empty"
+            )
         expected = math.prod(shape) * dtype.itemsize
         data = read_up_to(file, expected + 1)
-    require(
-        len(data) == expected,
-        f"{path}: field {name!r} has shape {shape}, which needs {expected:,} bytes, "
-        f"found {len(data):,}{' or more' * (len(data) > expected)}",
-    )
+    if len(data) != expected:
+        raise InputError(
+            f"{path}: field {name!r} has shape {shape}, which needs {expected:,} "
+            f"bytes, found {len(data):,}{' or more' * (len(data) > expected)}"
+        )
     array: Array = np.frombuffer(data, dtype)
     return array.reshape(shape, order="F" if fortran else "C")
 
@@ -149,21 +143,22 @@ def _short(shape: tuple[int, ...]) -> str:
 def _classes(path: Path, name: str, labels: Array, inputs: Array) -> Array:
     if labels.ndim == 2 and labels.shape[1] > 1:
         one_hot = ((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all()
-        require(
-            bool(one_hot),
-            f"{path}: field {name!r} is {labels.dtype} {labels.shape}: such labels "
-            "must be one-hot, a single 1 in each row",
-        )
+        if not one_hot:
+            raise InputError(
+                f"{path}: field {name!r} is {labels.dtype} {labels.shape}: such labels "
+                "must be one-hot, a single 1 in each row"
+            )
         labels = labels.argmax(axis=1)
-    require(
-        inputs.ndim >= 2 and labels.size == len(inputs),
-        f"{path}: field 'x' of {name!r} is {inputs.shape} for {labels.shape} labels",
-    )
+    if not inputs.ndim >= 2 or labels.size != len(inputs):
+        raise InputError(
+            f"{path}: field 'x' of {name!r} is {inputs.shape} for {labels.shape} labels"
+        )
     labels = whole_labels(path, name, labels.reshape(-1), len(inputs))
-    require(
-        int(labels.min()) >= 0,
-        f"{path}: field {name!r} holds the label {labels.min()}; classes count from 0",
-    )
+    if not int(labels.min()) >= 0:
+        raise InputError(
+            f"{path}: field {name!r} holds the label {labels.min()}; classes count "
+            "from 0"
+        )
     return labels
 
 
@@ -186,18 +181,18 @@ def read_csv(path: Path) -> Contents:
             ) from None
         except ValueError as error:
             raise InputError(f"{path}: field 'rows' can't be read ({error})") from None
-    require(
-        len(table) > 0 and table.shape[1] > 1,
-        f"{path}: field 'rows' is {table.shape}, expected a label and features",
-    )
+    if not len(table) or not table.shape[1] > 1:
+        raise InputError(
+            f"{path}: field 'rows' is {table.shape}, expected a label and features"
+        )
     names, labels = np.unique(table[:, 0], return_inverse=True)
     # Not a comparison with `>`: NaN must fail it too.
     strange = names[~((names == np.round(names)) & (abs(names) <= _LARGEST_LABEL))]
-    require(
-        len(strange) == 0,
-        f"{path}: field 'label' (the first column) must hold whole numbers, found "
-        f"{strange[:1]}",
-    )
+    if len(strange) != 0:
+        raise InputError(
+            f"{path}: field 'label' (the first column) must hold whole numbers, found "
+            f"{strange[:1]}"
+        )
     with np.errstate(over="ignore"):  # an infinity is refused with the data
         features = table[:, 1:].astype(np.float32)
     return Contents({"all": (features, labels)}, len(names))
@@ -205,11 +200,12 @@ def read_csv(path: Path) -> Contents:
 
 def _rows(path: Path, text: io.TextIOWrapper) -> NDArray[np.float64]:
     first = text.readline(_LONGEST_LINE)
-    require(first.strip() != "", f"{path}: field 'rows' is empty")
-    require(
-        len(first) < _LONGEST_LINE,
-        f"{path}: line 1 has {_LONGEST_LINE:,} characters or more; is this a table?",
-    )
+    if first.strip() == "":
+        raise InputError(f"{path}: field 'rows' is empty")
+    if len(first) >= _LONGEST_LINE:
+        raise InputError(
+            f"{path}: line 1 has {_LONGEST_LINE:,} characters or more; is this a table?"
+        )
     cells = first.split(",")
     most = max(1, most_bytes() // (8 * len(cells)))
     header = _is_header(path, cells[0].strip().strip('"'))
@@ -235,16 +231,16 @@ def _is_header(path: Path, cell: str) -> bool:
     try:
         float(cell)
     except ValueError:
-        require(
-            cell != "",
-            f"{path}: line 1 begins with an empty field: leave out the column of row "
-            "numbers (pandas: to_csv(index=False))",
-        )
-        require(
-            cell[0].isalpha() or cell[0] in "_#",
-            f"{path}: line 1 begins with {cell[:20]!r}, neither a label nor the name "
-            "of a column",
-        )
+        if cell == "":
+            raise InputError(
+                f"{path}: line 1 begins with an empty field: leave out the column of "
+                "row numbers (pandas: to_csv(index=False))"
+            ) from None
+        if not (cell[0].isalpha() or cell[0] in "_#"):
+            raise InputError(
+                f"{path}: line 1 begins with {cell[:20]!r}, neither a label nor the "
+                "name of a column"
+            ) from None
         return True
     return False
 
@@ -368,13 +364,14 @@ def parse(path: Path) -> list[list[str]]:
         if line.startswith("|") or not line.strip():
             continue
         row = [value.strip() for value in line.removesuffix(".").split(",")]
-        require(
-            len(row) == len(COLUMNS) + 1,
-            f"{path}: line {number} has {len(row)} fields, expected "
-            f"{len(COLUMNS) + 1}; the file is truncated or corrupt",
-        )
+        if len(row) != len(COLUMNS) + 1:
+            raise InputError(
+                f"{path}: line {number} has {len(row)} fields, expected "
+                f"{len(COLUMNS) + 1}; the file is truncated or corrupt"
+            )
         rows.append(row)
-    require(bool(rows), f"{path}: field 'rows' is empty")
+    if not rows:
+        raise InputError(f"{path}: field 'rows' is empty")
     return rows
 
 
@@ -385,9 +382,8 @@ def _read(path: Path) -> tuple[Array, Array]:
         for name, column in zip(COLUMNS, columns, strict=True)
     ]
     labels = _encode(path, "income", INCOME, income)
-    require(
-        bool(labels.any(axis=1).all()), f"{path}: field 'income' is missing in a row"
-    )
+    if not labels.any(axis=1).all():
+        raise InputError(f"{path}: field 'income' is missing in a row")
     return np.concatenate(encoded, axis=1), labels.argmax(axis=1).astype(np.uint8)
 
 
