@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import gc
 import importlib.util
 import os
 import pathlib
@@ -46,6 +47,29 @@ def configure() -> None:
             settings.update("jax_num_cpu_devices", core_count())
         except RuntimeError:
             return  # the caller has used jax already: keep its devices
+
+
+_MAPPINGS = pathlib.Path("/proc/self/maps")
+_MOST_MAPPINGS = pathlib.Path("/proc/sys/vm/max_map_count")
+_SHARE = 1 / 3  # of the mappings that a process may have
+
+
+def forget_programs() -> None:
+    """Lets go of compiled programs where they fill a third of what Linux maps.
+
+    Call it between pieces of work that share next to nothing. A program is a dozen
+    mappings and more, and at the limit (65,530) the compiler ends the whole process.
+    What is needed again comes from the cache folder.
+    """
+    try:
+        most = int(_MOST_MAPPINGS.read_text())
+        with _MAPPINGS.open("rb") as file:
+            used = sum(1 for _ in file)
+    except (OSError, ValueError):
+        return  # not Linux
+    if used > _SHARE * most:
+        jax.clear_caches()  # type: ignore[no-untyped-call]
+        gc.collect()
 
 
 # Variables that are there when a cluster has started several processes, and the one

@@ -113,6 +113,32 @@ def test_systems_that_do_not_tell_the_allowed_cores(monkeypatch):
     assert executors.core_count() == 1
 
 
+MAPS = """
+import gc, json, jax, jax.numpy as jnp
+from gradaudit import machine
+machine.configure()
+def used():
+    return sum(1 for _ in machine._MAPPINGS.open())
+compiled = [jax.jit(lambda x, n=n: jnp.sin(x + n) @ x)(jnp.eye(n + 2)) for n in range(40)]
+many = used()
+machine.forget_programs()  # far from the limit: kept
+kept = used()
+machine._SHARE = 0.0
+machine.forget_programs()
+again = jax.jit(lambda x: x + 1)(jnp.ones(2)).tolist()
+print(json.dumps([many, kept, used(), again]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux limits mappings")
+def test_programs_are_let_go_before_the_limit_of_mappings():
+    """Else a long benchmark dies: "Unable to allocate section memory"."""
+    (many, kept, left, again), _ = run(MAPS)
+    assert kept >= many
+    assert left < many - 40
+    assert again == [2, 2]
+
+
 def gradients_apart(over_units):
     """Returns each unit's own gradient in shared weights: x of 2 w x."""
 

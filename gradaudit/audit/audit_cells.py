@@ -92,6 +92,7 @@ def _run(cell: Plain, target: pathlib.Path, tell: Tell) -> Plain:
         _empty(target)
         files.write_json(target / FINISHED, {"fingerprint": name, "outcome": None})
     status, error, result = DONE, None, None
+    machine.forget_programs()
     try:
         arguments = Spec(**cell["spec"]).call()
         result = _COMMANDS[cell["spec"]["command"]](arguments, target, tell)
