@@ -120,11 +120,6 @@ DEFENSES = (
     "dp-dyn",
 )
 CURIOUS, AWARE = "curious", "aware"
-_FEW_AWARE = {
-    2: ("none", "fed-cdp", "fed-cdp-decay", "fed-alpha-cdp-sigma", "quantile-clip"),
-    1: ("none", "fed-sdp-client", "fed-cdp"),
-    0: ("fed-sdp",),
-}
 _METHOD_OF = {CURIOUS: f"cpl:{STALL}", AWARE: "strongest"}
 
 
@@ -133,13 +128,6 @@ def _sets(scale: Scale) -> tuple[str, ...]:
         return ("digits",)
     faces = ("lfw-patches", "mnist")
     return faces if scale is Scale.SMALL else (*faces, "fashion-mnist", "cifar10")
-
-
-def _faced(dataset: str, threat: str, kind: int, scale: Scale) -> tuple[str, ...]:
-    """Returns the defenses that a threat is tried on; an aware one is dear."""
-    if scale is Scale.PAPER or threat == CURIOUS:
-        return DEFENSES
-    return _FEW_AWARE[kind] if dataset == "lfw-patches" else ()
 
 
 @functools.cache
@@ -183,7 +171,7 @@ def resilience_cells(scale: Scale, seed: int) -> list[Cell]:
         for dataset in _sets(scale)
         for threat in (CURIOUS, AWARE)
         for kind in (2, 1, 0)
-        for defense in _faced(dataset, threat, kind, scale)
+        for defense in DEFENSES
     ]
     every = list({cell.name: cell for cell in every}.values())
     return [*every, _trained(scale, seed)]
@@ -322,8 +310,7 @@ def resilience_differences(scale: Scale) -> list[str]:
         f"batches of {BATCHES['lfw-patches']} faces and {BATCHES['mnist']} digits",
         "resilient: the upper end of the ASR's interval is below one half",
         "an attack that stalls ends early, so iterations of failures are not compared",
-        "the papers' adversary is curious; the aware one is ours"
-        + (", on faces under some of the defenses" if scale is Scale.SMALL else ""),
+        "the papers' adversary is curious; the aware one is ours",
         "trained: a CNN that a federation trained without a defense, attacked as if it "
         "went on under one; one step on one example (types 0 and 1)",
     ]
