@@ -10,11 +10,6 @@ import pathlib
 import tempfile
 from typing import Any
 
-import jax
-import numpy as np
-from safetensors.numpy import save_file
-
-from gradaudit import tree
 from gradaudit.audit.attack import attack
 from gradaudit.audit.train import train
 from gradaudit.audit.training_plan import default_setting
@@ -32,6 +27,7 @@ from gradaudit.benchmarks.suite import (
     number,
 )
 from gradaudit.data import parse_partition
+from gradaudit.report.result import PARAMETERS
 
 _FACES, _MNIST, _PHOTOS = "lfw-patches", "mnist", "photos"
 _SETS = (_FACES, _MNIST, _PHOTOS)
@@ -219,15 +215,13 @@ def measure_trained(
             dataset, model=model, setting=base, seed=seed, out=folder,
             evaluate_every=last, record=[last],
         )  # fmt: skip
-        file = pathlib.Path(scratch) / "trained.safetensors"
-        leaves = map(np.asarray, jax.tree.leaves(trained.params))
-        save_file(dict(zip(tree.names(trained.params), leaves, strict=True)), file)
         found: Plain = {}
         for name, given in attacks.items():
             context.tell(f"attacking, {name}", len(found), len(attacks))
             took_part = given["type"] == 2 and "defense" not in given
             read = {"run": folder, "round": last} if took_part else {}
-            other = {"params": file, "dataset": dataset, "model": model}
+            end = folder / PARAMETERS
+            other = {"params": end, "dataset": dataset, "model": model}
             result = attack(**given, **(read or other), seed=seed)
             if result.interrupted:
                 raise KeyboardInterrupt

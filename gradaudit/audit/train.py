@@ -8,18 +8,23 @@ import statistics as numbers
 from collections.abc import Callable, Collection
 from typing import Any
 
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
 from gradaudit import files, machine, tree
 from gradaudit.audit.training_plan import Plan, Statistics, make_plan
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError, at_least
 from gradaudit.federation.checkpoint import RunFolder
+from gradaudit.federation.recipe import ServerState
 from gradaudit.federation.setting import Setting, setting_as_plain
 from gradaudit.federation.training import Progress, RoundRecord, Stopped, train_until
 from gradaudit.models.model import Model
 from gradaudit.privacy.events import check_delta
 from gradaudit.report import figures
-from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.report.result import PARAMETERS, SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 from gradaudit.types import PyTree
 
@@ -34,6 +39,7 @@ class TrainingResult(Result):
     config: dict[str, Any]  # for people; `spec` is what runs it again
     environment: dict[str, Any]
     params: PyTree
+    buffers: PyTree
     history: tuple[RoundRecord, ...]
     tensors: tuple[str, ...]  # names, in the order of the norms
     stopped: Stopped
@@ -91,6 +97,22 @@ class TrainingResult(Result):
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Returns rounds.csv, which `gradaudit account --log` reads."""
         return {"rounds.csv": [_without_names(record) for record in self.history]}
+
+    def arrays(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Returns parameters.npz, named tensors: what `attack --params` reads.
+
+        Not if inputs were standardised: the named network alone is not what was trained
+        then (`attack --run` knows of it).
+        """
+        if self.config["standardize"]:
+            return {}
+        trees = (self.params, self.buffers)
+        named = (
+            (name, np.asarray(leaf))
+            for each in trees
+            for name, leaf in zip(tree.names(each), jax.tree.leaves(each), strict=True)
+        )
+        return {PARAMETERS: dict(named)}
 
     def figures(self) -> dict[str, Callable[[], Any]]:
         """Returns the curves."""
@@ -179,7 +201,7 @@ def train(
     )
     folder.close(progress)
     asked = targets | {"delta": delta}
-    result = _result(plan, spec, asked, progress.state.params, folder.history, stopped)
+    result = _result(plan, spec, asked, progress.state, folder.history, stopped)
     if out is not None:
         result.save(out)
     return result
@@ -189,16 +211,17 @@ def _result(
     plan: Plan,
     spec: Spec,
     asked: dict[str, Any],
-    params: PyTree,
+    state: ServerState,
     history: list[RoundRecord],
     stopped: Stopped,
 ) -> TrainingResult:
-    tensors = tree.names(params)
+    tensors = tree.names(state.params)
     return TrainingResult(
         spec=spec,
         config=_config(plan) | asked,
         environment=machine.describe(),
-        params=params,
+        params=state.params,
+        buffers=state.buffers,
         history=tuple(history),
         tensors=tensors,
         stopped=stopped,
@@ -215,6 +238,7 @@ def _config(plan: Plan) -> dict[str, Any]:
         "defense": plan.defense if isinstance(plan.defense, str) else plan.guard.name,
         "model": plan.network.name,
         "setting": setting_as_plain(plan.setting),
+        "standardize": plan.standardize,
         "public_examples": plan.public_examples,
         "seed": plan.seed,
     }

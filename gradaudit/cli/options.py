@@ -201,7 +201,8 @@ ParamsFile = Annotated[
     pathlib.Path | None,
     typer.Option(
         "--params",
-        help="Trained parameters of --model, by name: .safetensors, .npz or .pt.",
+        help="Trained parameters of --model, by name: .safetensors, .npz or .pt; "
+        "train writes parameters.npz.",
         rich_help_panel=_WHO,
     ),
 ]

@@ -24,6 +24,8 @@ gradaudit train --dataset mnist --defense fed-cdp:clip=4,sigma=6 --target-epsilo
 
 gradaudit train --centralized --dataset mnist --batch-size 600 --rounds 2000
 
+gradaudit attack --dataset mnist --model cnn --params runs/mnist/parameters.npz
+
 gradaudit account --log runs/mnist/rounds.csv --target-accuracy 0.9
 """
 

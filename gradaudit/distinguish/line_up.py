@@ -238,10 +238,9 @@ class Game:
             for part, (pool, rows) in enumerate(parts):
                 if self._normal and not self._fresh:  # the sum says all that they say
                     if asked:
-                        rated = self._rated(pool, draw, look + 1, total[rows])
-                        found[part][look + 1] = rated
-                    continue
-                so_far[part] = so_far[part] + self._rated(pool, draw, 1, read[rows])
+                        so_far[part] = self._rated(pool, draw, look + 1, total[rows])
+                else:
+                    so_far[part] = so_far[part] + self._rated(pool, draw, 1, read[rows])
                 if asked:
                     found[part][look + 1] = so_far[part]
         return found
@@ -263,15 +262,11 @@ class Game:
 
     def _read(self, key: Key, draw: int, clients: Ids) -> jax.Array:
         """Returns what leaks of these clients in one look, flat, (clients, d)."""
+        ids = clients.tolist()
         observation = observe_many(
-            self._recipe,
-            self._population,
-            key,
-            self._state(draw),
-            self._leakage,
-            clients.tolist(),
-            participants=clients.tolist(),
-        )
+            self._recipe, self._population, key, self._state(draw), self._leakage, ids,
+            participants=ids,
+        )  # fmt: skip
         return _flat(jax.tree.leaves(observation.gradient), lead=1)
 
     def _state(self, draw: int) -> ServerState:
@@ -280,10 +275,8 @@ class Game:
         key = jax.random.fold_in(self._params_key, draw)
 
         def drawn() -> ServerState:
-            model = self._recipe.model
-            return initial_state(
-                self._recipe, model.init(key), model.initial_buffers(key)
-            )
+            params, buffers = self._model.init(key), self._model.initial_buffers(key)
+            return initial_state(self._recipe, params, buffers)
 
         state: ServerState = self._cached(draw, drawn)
         return state

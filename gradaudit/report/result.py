@@ -24,6 +24,7 @@ from gradaudit.spec import Spec
 
 SCHEMA_VERSION = 2
 RESULT, AUDIT = "result.json", "audit.json"
+PARAMETERS = "parameters.npz"  # of a training: its network at the end, named tensors
 _STAGE = ".writing-"
 UNFINISHED = ("victims.jsonl", "checkpoint.npz")  # from which a run goes on
 # Every file that a result of any command may have, so that none outlives its run.
@@ -31,7 +32,7 @@ KNOWN = frozenset(
     {
         *(RESULT, AUDIT, "cells.csv", "report.html", "junit.xml", "summary.md"),
         *("trials.csv", "reconstructions.npz", "rounds.csv", "curve.png"),
-        *("line_ups.csv", "posterior.csv", "points.csv", "pairs.csv"),
+        *(PARAMETERS, "line_ups.csv", "posterior.csv", "points.csv", "pairs.csv"),
         *("evidence.csv",),
         *("figures/victims.png", "figures/convergence.png", "figures/epsilon.png"),
         *("figures/norms.png", "figures/line_up.png", "figures/enough.png"),

@@ -1,11 +1,14 @@
 """Attacking a network whose parameters come from a file."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 import gradaudit as ga
 from gradaudit import tree
+from gradaudit.audit.training_plan import centralized_setting
 from gradaudit.data import load_dataset
 from gradaudit.models.networks import build_model
 
@@ -35,6 +38,21 @@ def test_what_is_attacked_is_the_network_of_the_file(written):
     np.savez(folder / "other.npz", **moved)
     other = ga.attack(**SMALL, params=folder / "other.npz", iterations=20)
     assert not np.array_equal(other.inputs, result.inputs)
+
+
+def test_what_a_training_leaves_is_what_is_attacked(tmp_path):
+    """Centrally, where one client takes part: as many victims as one likes."""
+    setting = centralized_setting(len(load_dataset("digits", "train")))
+    setting = dataclasses.replace(setting, rounds=3, batch_size=16)
+    trained = ga.train("digits", model="dpfl-2conv", setting=setting, out=tmp_path)
+    with np.load(tmp_path / "parameters.npz") as file:
+        assert tuple(file.files) == tree.names(trained.params)
+        for name, leaf in zip(file.files, jax.tree.leaves(trained.params), strict=True):
+            np.testing.assert_array_equal(file[name], leaf)
+    attacked = ga.attack(**SMALL, params=tmp_path / "parameters.npz", iterations=2)
+    assert attacked.asked == 2 and attacked.draws == 1
+    other = dataclasses.replace(trained, config=trained.config | {"standardize": True})
+    assert other.arrays() == {}  # the named network is not all that was trained
 
 
 @pytest.mark.parametrize(
