@@ -149,9 +149,9 @@ def _facts(path: pathlib.Path, about: Any) -> Facts:
             f"{path} has format {known!r}; this version reads 1 to {FORMAT}"
         )
     if known == 1:
-        about = about | {
-            "place": PLACE_OF_TYPE.get(about.get("type", -1), about.get("type"))
-        }
+        kind = about.get("type")  # whatever is not one of ours is refused as a place
+        place = PLACE_OF_TYPE.get(kind, kind) if isinstance(kind, int) else kind
+        about = about | {"place": place}
     names = {field.name for field in dataclasses.fields(Facts)}
     for name in about:
         if name not in names | {"format", "type", "digests"}:

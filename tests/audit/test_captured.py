@@ -115,6 +115,10 @@ def test_format_1_is_read(update, tmp_path):
     np.testing.assert_array_equal(
         read.sent["output"]["kernel"], gradient["output"]["kernel"]
     )
+    for kind in ([2], {}, "2", None):
+        change_about(tmp_path, type=kind)
+        with pytest.raises(InputError, match="place must be"):
+            load_observation(tmp_path, MODEL)
 
 
 def change_about(folder: pathlib.Path, without: str = "", **values: object) -> None:
