@@ -208,7 +208,7 @@ class Game:
         for begin in range(0, len(read), size):
             # The last chunk overlaps: one shape, one trace, and the same noise again.
             start = min(begin, len(read) - size)
-            ours = owners[start : start + size]
+            ours = owners[start : start + size].copy()
             ours[: begin - start] = -1
             parts = [
                 (groups[owner].pool, np.flatnonzero(ours == owner))
