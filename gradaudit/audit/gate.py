@@ -147,11 +147,7 @@ def attack_until_clear(
     """
     if not 0 < max_asr < 1:
         raise InputError(f"the limit must lie in (0, 1) to be tested, got {max_asr}")
-    if (
-        asked.get("run") is not None
-        or asked.get("params") is not None
-        or asked.get("round")
-    ):
+    if any(asked.get(name) for name in ("run", "params", "round")):
         raise InputError(
             "victims=auto draws the network anew for every victim: it attacks no "
             "training that took place; give a number of victims"
@@ -174,15 +170,14 @@ def attack_until_clear(
             if progress is not None:
                 progress(before + done, most)
 
-        batch_seed = _seed(seed, number)
         folder = None
         if keep is not None:
             folder = pathlib.Path(keep) / "batches" / f"{number:03d}"
             folder.mkdir(parents=True, exist_ok=True)
         try:
             part = attack(
-                **asked, victims=size, draws=size, seed=batch_seed, progress=tell,
-                keep=folder, overwrite=overwrite,
+                **asked, victims=size, draws=size, seed=_seed(seed, number),
+                progress=tell, keep=folder, overwrite=overwrite,
                 line_ups=0 if parts else line_ups,
             )  # fmt: skip
         except KeyboardInterrupt:
