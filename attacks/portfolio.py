@@ -26,6 +26,19 @@ from gradaudit.models.model import Model
 from gradaudit.types import Knowledge, Observation, PyTree, Reconstruction
 
 
+def _handed_in(
+    distance: RelativeL2,
+    model: Model,
+    observation: Observation,
+    inputs: jax.Array,
+    labels: jax.Array,
+) -> tuple[jax.Array, list[Account]]:
+    """Returns an answer's pixels within their range, and what they explain."""
+    replays = observation.training.local_steps > 1
+    inputs, targets = jnp.clip(inputs, 0.0, 1.0), one_hot(labels, model.classes)
+    return inputs, accounts(distance, model, observation, replays, inputs, targets)
+
+
 @dataclasses.dataclass(frozen=True)
 class Plausible:
     """How plausible an answer is to the attacker, in nats: -log p(what leaked, answer).
@@ -50,9 +63,7 @@ class Plausible:
         weight: jax.Array | float,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the nats, the relative misfit, and that which noise explains."""
-        replays = observation.training.local_steps > 1
-        inputs, targets = jnp.clip(inputs, 0.0, 1.0), one_hot(labels, model.classes)
-        looks = accounts(self.distance, model, observation, replays, inputs, targets)
+        inputs, looks = _handed_in(self.distance, model, observation, inputs, labels)
         found, noises = misfit(looks), [self._noise(look) for look in looks]
         nats = weight * self.prior(inputs)
         for look, noise in zip(looks, noises, strict=True):
@@ -95,11 +106,8 @@ class LeastProduct:
         weight: jax.Array | float,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the product's logarithm, the relative misfit, and 0 for noise."""
-        replays = observation.training.local_steps > 1
-        inputs, targets = jnp.clip(inputs, 0.0, 1.0), one_hot(labels, model.classes)
-        found = misfit(
-            accounts(self.distance, model, observation, replays, inputs, targets)
-        )
+        inputs, looks = _handed_in(self.distance, model, observation, inputs, labels)
+        found = misfit(looks)
         rough = weight * self.prior(inputs) + self.flat
         cost = jnp.log(found + self.precision) + jnp.log(rough)
         return jnp.where(jnp.isnan(cost), jnp.inf, cost), found, jnp.zeros(())
@@ -129,7 +137,7 @@ class Portfolio(Attack):
         if len(set(names)) != len(names):
             raise InputError(f"two members share a name: {names}")
         for member in self.members:
-            if not member.attack.continues and member.continues:
+            if member.continues and not member.attack.continues:
                 raise InputError(
                     f"{member.name} can't go on from another attack's answer"
                 )

@@ -5,10 +5,13 @@ of units (examples or clients) and treat each unit apart.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
+from numpy.typing import NDArray
 
 from gradaudit.types import PyTree
 
@@ -20,6 +23,12 @@ def names(tree: PyTree) -> tuple[str, ...]:
         "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
         for path, _ in paths
     )
+
+
+def named(tree: PyTree) -> dict[str, NDArray[Any]]:
+    """Returns every tensor by its path, as files hold them."""
+    leaves = (np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree))
+    return dict(zip(names(tree), leaves, strict=True))
 
 
 def size(tree: PyTree) -> int:

@@ -87,7 +87,7 @@ def find(folder: pathlib.Path | str) -> list[pathlib.Path]:
     depths = ["*/" * depth + ABOUT for depth in range(1, _DEEPEST + 1)]
     found = sorted(path.parent for depth in depths for path in source.glob(depth))
     found = [path for path in found if not path.name.startswith(".")]
-    if not len(found):
+    if not found:
         raise InputError(
             f"{source} holds no captured update: a folder with {ABOUT}, received.* and "
             "sent.*, as gradaudit.record writes it (docs/own-system.md)"
@@ -174,7 +174,7 @@ def _facts(path: pathlib.Path, about: Any) -> Facts:
         raise InputError(
             f"{path}: of one example (type 2) a gradient is read, got {facts['sent']!r}"
         )
-    if not known > 1 and facts["sent"] != ("gradient" if meant == 2 else "difference"):
+    if known == 1 and facts["sent"] != ("gradient" if meant == 2 else "difference"):
         raise InputError(
             f"{path}: in format 1, type {meant} can't hold {facts['sent']!r}"
         )
@@ -267,7 +267,7 @@ def read_tensors(folder: pathlib.Path, stem: str) -> Arrays:
     """
     found = [folder / f"{stem}{suffix}" for suffix in _READERS]
     found = [path for path in found if path.exists()]
-    if not len(found):
+    if not found:
         raise InputError(
             f"there is no file {folder / stem} (.safetensors, .npz or .pt)"
         )
@@ -293,7 +293,7 @@ def read_tensor_file(path: pathlib.Path) -> Arrays:
     if not size <= MOST_BYTES:
         raise InputError(f"{path} has {size} bytes, more than {MOST_BYTES}")
     tensors = {str(name): array for name, array in _READERS[path.suffix](path).items()}
-    if not len(tensors):
+    if not tensors:
         raise InputError(f"{path} holds no tensors")
     return {name: _numbers(path, name, array) for name, array in tensors.items()}
 

@@ -2,12 +2,10 @@
 
 import dataclasses
 import pathlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from gradaudit import tree
 from gradaudit.attacks.base import check_observation
@@ -202,18 +200,10 @@ def save_observation(folder: pathlib.Path | str, observation: Observation) -> No
         labels=None if labels is None else np.asarray(labels).tolist(),
         **dataclasses.asdict(training),
     )
-    received = _flat(observation.params) | _flat(observation.buffers)
+    received = tree.named(observation.params) | tree.named(observation.buffers)
     shifts = {
         name: after - received[name]
-        for name, after in _flat(observation.sent_buffers).items()
+        for name, after in tree.named(observation.sent_buffers).items()
     }
     target.mkdir(parents=True, exist_ok=True)
-    fill(target, received, _flat(observation.sent) | shifts, facts)
-
-
-def _flat(values: PyTree) -> dict[str, NDArray[Any]]:
-    names, leaves = tree.names(values), jax.tree.leaves(values)
-    return {
-        name: np.ascontiguousarray(leaf)
-        for name, leaf in zip(names, leaves, strict=True)
-    }
+    fill(target, received, tree.named(observation.sent) | shifts, facts)

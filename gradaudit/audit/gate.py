@@ -147,7 +147,8 @@ def attack_until_clear(
     """
     if not 0 < max_asr < 1:
         raise InputError(f"the limit must lie in (0, 1) to be tested, got {max_asr}")
-    if any(asked.get(name) for name in ("run", "params", "round")):
+    trained = (asked.get("run"), asked.get("params"), asked.get("round") or None)
+    if any(given is not None for given in trained):
         raise InputError(
             "victims=auto draws the network anew for every victim: it attacks no "
             "training that took place; give a number of victims"

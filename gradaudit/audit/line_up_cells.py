@@ -258,7 +258,7 @@ def line_ups_of(
     tensors = len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0))))
     each = 1 if alone else (batch_size or 3) * local_steps
     needed = max(counts) if each == 1 else each
-    if source != From.WORST.value and not needed <= len(data):
+    if source != From.WORST.value and needed > len(data):
         raise InputError(
             f"{max(counts):,} candidates of {each:,} examples need at least "
             f"{needed:,}; dataset {data.name!r} has {len(data):,}: ask for less"

@@ -8,8 +8,6 @@ import statistics as numbers
 from collections.abc import Callable, Collection
 from typing import Any
 
-import jax
-import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import files, machine, tree
@@ -106,13 +104,7 @@ class TrainingResult(Result):
         """
         if self.config["standardize"]:
             return {}
-        trees = (self.params, self.buffers)
-        named = (
-            (name, np.asarray(leaf))
-            for each in trees
-            for name, leaf in zip(tree.names(each), jax.tree.leaves(each), strict=True)
-        )
-        return {PARAMETERS: dict(named)}
+        return {PARAMETERS: tree.named(self.params) | tree.named(self.buffers)}
 
     def figures(self) -> dict[str, Callable[[], Any]]:
         """Returns the curves."""

@@ -22,10 +22,10 @@ from gradaudit.defenses.transforms import ToldDefense
 from gradaudit.evidence import Evidence
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state
-from gradaudit.federation.taps import observe_many
+from gradaudit.federation.taps import observe_many, training_of
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
-from gradaudit.types import Key, Leakage, LocalTraining, Observation
+from gradaudit.types import Key, Leakage, Observation
 
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]  # (victims, pool)
@@ -119,7 +119,13 @@ def _expectations(
     """Returns what each client would have sent, its variance, (clients, d), the law."""
 
     def one(client: jax.Array) -> tuple[jax.Array, jax.Array, Law]:
-        evidence = _evidence(model, observation, population, client)
+        places = population.starts[client] + jnp.arange(population.largest)
+        chosen = population.indices[places]
+        inputs, labels = population.inputs[chosen], population.labels[chosen]
+        # The order in which a client uses its examples is not known: nothing to replay.
+        evidence = expected_evidence(
+            model, observation, False, inputs, one_hot(labels, model.classes)
+        )
         leaves = [leaf[0] for leaf in jax.tree.leaves(evidence.expected)]
         spread = jax.tree.leaves(evidence.spread())
         variances = [
@@ -129,18 +135,6 @@ def _expectations(
         return _flat(leaves), _flat(variances), Law.of(evidence)
 
     return jax.vmap(one)(clients)
-
-
-def _evidence(
-    model: Model, observation: Observation, population: Population, client: jax.Array
-) -> Evidence:
-    places = population.starts[client] + jnp.arange(population.largest)
-    chosen = population.indices[places]
-    targets = one_hot(population.labels[chosen], model.classes)
-    # The order in which a client uses its examples is not known: nothing to replay.
-    return expected_evidence(
-        model, observation, False, population.inputs[chosen], targets
-    )
 
 
 def _flat(leaves: Sequence[jax.Array], lead: int = 0) -> jax.Array:
@@ -159,6 +153,17 @@ class Group:
     pool: Ids  # (pool,) clients
     victims: Ids  # (line-ups,) positions in the pool
     read: Ids  # (line-ups,) clients
+
+
+def _cut(group: Group) -> Iterator[tuple[Group, int]]:
+    """Yields a group in chunks, and how many of each were in the one before."""
+    count = len(group.victims)
+    size = min(_CHUNK, count)
+    for begin in range(0, count, size):
+        # The last chunk overlaps: one shape, one trace, and the same noise again.
+        start = min(begin, count - size)
+        cut = slice(start, start + size)
+        yield Group(group.pool, group.victims[cut], group.read[cut]), begin - start
 
 
 # Victims of each group, as positions in its pool, and by the number of looks the scores
@@ -196,32 +201,33 @@ class Game:
     def play(self, groups: Sequence[Group], looks: Sequence[int]) -> Iterator[Played]:
         """Yields some victims of some groups, and what their candidates scored.
 
-        Victims of all groups are read together. Memory does not depend on how many
-        victims or candidates there are, but for the scores of some victims.
+        Small groups are read together, as many as have their candidates kept: but for
+        scores, memory does not depend on how many victims or candidates there are.
         """
-        sizes = [len(group.victims) for group in groups]
-        owners = np.repeat(np.arange(len(groups)), sizes)
-        victims = np.concatenate([group.victims for group in groups])
-        read = np.concatenate([group.read for group in groups])
-        size = min(_CHUNK, len(read))
-        most = min(size, max(sizes))
-        for begin in range(0, len(read), size):
-            # The last chunk overlaps: one shape, one trace, and the same noise again.
-            start = min(begin, len(read) - size)
-            ours = owners[start : start + size].copy()
-            ours[: begin - start] = -1
-            parts = [
-                (groups[owner].pool, np.flatnonzero(ours == owner))
-                for owner in np.unique(owners[begin : begin + size])
-            ]
-            # One shape for every group, too: rows that are repeated are left out again.
-            alike = [(pool, np.resize(rows, most)) for pool, rows in parts]
-            clients = read[start : start + size]
-            scores = self._scores(alike, clients, sorted(set(looks)))
-            yield [
-                (victims[start + rows], {k: v[: len(rows)] for k, v in each.items()})
-                for (_, rows), each in zip(parts, scores, strict=True)
-            ]
+        chunks = max(-(-len(group.pool) // _CHUNK) for group in groups)
+        widest = max(len(group.victims) for group in groups)
+        most = max(1, min(_CHUNK // widest, (_KEPT - 1) // chunks))
+        for some in np.array_split(np.arange(len(groups)), -(-len(groups) // most)):
+            pieces = [piece for index in some for piece in _cut(groups[index])]
+            for read in [[piece] for piece in pieces] if most == 1 else [pieces]:
+                yield self._scored(read, sorted(set(looks)))
+
+    def _scored(self, pieces: Sequence[tuple[Group, int]], looks: list[int]) -> Played:
+        """Returns the scores of groups that are read together, each a chunk at most."""
+        sizes = [len(group.read) for group, _ in pieces]
+        rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+        # One shape for every group: rows that are repeated are left out again.
+        parts = [
+            (group.pool, np.resize(own, max(sizes)))
+            for (group, _), own in zip(pieces, rows, strict=True)
+        ]
+        clients = np.concatenate([group.read for group, _ in pieces])
+        return [
+            (group.victims[seen:], {k: v[seen:size] for k, v in scores.items()})
+            for (group, seen), size, scores in zip(
+                pieces, sizes, self._scores(parts, clients, looks), strict=True
+            )
+        ]
 
     def _scores(
         self, parts: Sequence[tuple[Ids, Ids]], clients: Ids, looks: list[int]
@@ -307,18 +313,10 @@ class Game:
     def _template(self, state: ServerState) -> Observation:
         """Returns an observation with the defense told, and nothing read."""
         recipe = self._recipe
-        training = LocalTraining(
-            batch_size=recipe.batch_size,
-            local_steps=recipe.local_steps,
-            learning_rate=recipe.learning_rate,
-        )
         blank = Observation(
-            state.params,
-            (),
-            state.buffers,
-            leakage=self._leakage,
-            training=training,
-        )
+            state.params, (), state.buffers, leakage=self._leakage,
+            training=training_of(recipe),
+        )  # fmt: skip
         states = (state.per_example, state.update, state.server)
         places = (recipe.per_example, recipe.update, recipe.server)
         return told(blank, places, states, int(state.round))

@@ -90,11 +90,12 @@ def observe_many(
         buffers=state.buffers,
         sent_buffers=after,
         leakage=leakage,
-        training=_training(recipe),
+        training=training_of(recipe),
     )
 
 
-def _training(recipe: Recipe) -> LocalTraining:
+def training_of(recipe: Recipe) -> LocalTraining:
+    """Returns what an attacker knows of how clients train."""
     return LocalTraining(
         batch_size=recipe.batch_size,
         local_steps=recipe.local_steps,

@@ -138,6 +138,19 @@ def test_scores_that_are_not_numbers_lose():
     assert picks(rng, scores, np.zeros(1000, int), 4).all()
 
 
+@pytest.mark.parametrize("kept", [2, 5])  # one group after the other, four together
+def test_how_many_groups_are_read_together_changes_nothing(kept, monkeypatch):
+    asked = {
+        "dataset": "digits", "model": "dpfl-2conv", "defense": "fed-cdp:sigma=1",
+        "victims": 70, "draws": 1, "candidates": [2, 10], "looks": [1, 2], "seed": 4,
+    }  # fmt: skip
+    together = line_up(**asked)
+    monkeypatch.setattr("gradaudit.distinguish.line_up._KEPT", kept)
+    apart = line_up(**asked)
+    assert [cell.line_ups for cell in apart.cells] == [(70,)] * 4
+    assert [cell.hits for cell in apart.cells] == [c.hits for c in together.cells]
+
+
 # The worst case.
 
 
