@@ -31,7 +31,7 @@ Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]  # (victims, pool)
 
 _CHUNK = 64  # victims, and candidates, that are computed together: memory, no number
-_KEPT = 12  # chunks of candidates, and parameters, that are kept for the next victims
+_KEPT = 12  # chunks of candidates that are kept, and of a draw parameters and defense
 _EXACT = 1e-8  # variance, in units of a mean square reading, that counts as none
 
 
@@ -157,8 +157,7 @@ class Group:
 
 def _cut(group: Group) -> Iterator[tuple[Group, int]]:
     """Yields a group in chunks, and how many of each were in the one before."""
-    count = len(group.victims)
-    size = min(_CHUNK, count)
+    count, size = len(group.read), min(_CHUNK, len(group.read))
     for begin in range(0, count, size):
         # The last chunk overlaps: one shape, one trace, and the same noise again.
         start = min(begin, count - size)
@@ -166,8 +165,7 @@ def _cut(group: Group) -> Iterator[tuple[Group, int]]:
         yield Group(group.pool, group.victims[cut], group.read[cut]), begin - start
 
 
-# Victims of each group, as positions in its pool, and by the number of looks the scores
-# of the pool.
+# Victims of each group (positions in its pool), and by looks the scores of the pool.
 Played = list[tuple[Ids, dict[int, Scores]]]
 
 
@@ -206,7 +204,7 @@ class Game:
         """
         chunks = max(-(-len(group.pool) // _CHUNK) for group in groups)
         widest = max(len(group.victims) for group in groups)
-        most = max(1, min(_CHUNK // widest, (_KEPT - 1) // chunks))
+        most = max(1, min(_CHUNK // widest, (_KEPT - 2) // chunks))
         for some in np.array_split(np.arange(len(groups)), -(-len(groups) // most)):
             pieces = [piece for index in some for piece in _cut(groups[index])]
             for read in [[piece] for piece in pieces] if most == 1 else [pieces]:
@@ -268,10 +266,9 @@ class Game:
 
     def _read(self, key: Key, draw: int, clients: Ids) -> jax.Array:
         """Returns what leaks of these clients in one look, flat, (clients, d)."""
-        ids = clients.tolist()
         observation = observe_many(
-            self._recipe, self._population, key, self._state(draw), self._leakage, ids,
-            participants=ids,
+            self._recipe, self._population, key, self._state(draw), self._leakage,
+            clients.tolist(), participants=clients.tolist(),
         )  # fmt: skip
         return _flat(jax.tree.leaves(observation.gradient), lead=1)
 
@@ -294,7 +291,7 @@ class Game:
             (draw, clients),
             lambda: _expectations(
                 self._model,
-                self._template(self._state(draw)),
+                self._template(draw),
                 self._population,
                 jnp.asarray(clients, jnp.int32),
             ),
@@ -310,16 +307,21 @@ class Game:
             self._kept[name] = made
         return self._kept[name]
 
-    def _template(self, state: ServerState) -> Observation:
+    def _template(self, draw: int) -> Observation:
         """Returns an observation with the defense told, and nothing read."""
-        recipe = self._recipe
-        blank = Observation(
-            state.params, (), state.buffers, leakage=self._leakage,
-            training=training_of(recipe),
-        )  # fmt: skip
-        states = (state.per_example, state.update, state.server)
-        places = (recipe.per_example, recipe.update, recipe.server)
-        return told(blank, places, states, int(state.round))
+        recipe, state = self._recipe, self._state(draw)
+
+        def made() -> Observation:
+            blank = Observation(
+                state.params, (), state.buffers, leakage=self._leakage,
+                training=training_of(recipe),
+            )  # fmt: skip
+            states = (state.per_example, state.update, state.server)
+            places = (recipe.per_example, recipe.update, recipe.server)
+            return told(blank, places, states, int(state.round))
+
+        template: Observation = self._cached(("told", draw), made)
+        return template
 
 
 Places = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]  # of a round
