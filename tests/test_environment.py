@@ -135,8 +135,8 @@ print(json.dumps([many, kept, used(), again]))
 def test_programs_are_let_go_before_the_limit_of_mappings():
     """Else a long benchmark dies: "Unable to allocate section memory"."""
     (many, kept, left, again), _ = run(MAPS)
-    assert kept >= many
-    assert left < many - 40
+    assert kept > many - 20  # the system takes and gives back a few of its own
+    assert left < kept - 40
     assert again == [2, 2]
 
 
