@@ -1,5 +1,7 @@
 """The C source that is compiled with the package: pyproject.toml cannot say it yet."""
 
+import os
+
 from setuptools import Extension, setup
 
 SOURCES = {
@@ -16,6 +18,7 @@ setup(
             include_dirs=["gradaudit/models"],
             depends=["gradaudit/models/xla_ffi.h", "gradaudit/models/xla_call.h"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wno-psabi", "-fno-math-errno"],
+            libraries=[] if os.name == "nt" else ["m"],
             optional=True,  # without a C compiler the package works without it
         )
         for name, source in SOURCES.items()

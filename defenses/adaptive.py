@@ -16,7 +16,7 @@ from gradaudit.defenses.clipping import (
     unit_norms,
     weighted_means,
 )
-from gradaudit.defenses.noise import add_noise, draw_like
+from gradaudit.defenses.noise import add_noise, draw_like, noisy_means
 from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import Bound, State
@@ -99,10 +99,9 @@ class QuantileClip:
         count_key, noise_key = jax.random.split(key)
         norms = joint_norms(units.norms())
         clip = clip_factors(norms, state)
-        means = units.times([clip] * len(units.leaves)).means()
-        noise = draw_like(noise_key, units.leaves, standard_normal)
+        clipped = units.times([clip] * len(units.leaves))
         std = self.gradient_sigma * state / len(norms) ** 0.5
-        noisy = add_noise(means, noise, [std] * len(means))
+        noisy = noisy_means(noise_key, clipped, std)
         return noisy, self._next(count_key, norms, state)
 
     def _next(self, key: Key, norms: jax.Array, bound: jax.Array) -> jax.Array:

@@ -160,6 +160,20 @@ class Scaled:
         """Returns the mean over units of every tensor."""
         return weighted_means(self.leaves, self.factors)
 
+    def products(self) -> list[tuple[jax.Array, jax.Array]]:
+        """Returns left (units, rows) and right (units, columns) of every tensor.
+
+        The sum over units of left[u] right[u]^T is the mean of the tensor, row by row.
+        """
+
+        def one(leaf: Units, factor: jax.Array) -> tuple[jax.Array, jax.Array]:
+            weight = (factor / leaf.shape[0])[:, None]
+            if isinstance(leaf, Outer):
+                return leaf.left, leaf.right * weight
+            return weight, leaf.reshape(leaf.shape[0], -1)
+
+        return list(map(one, self.leaves, self.factors))
+
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Stateless):

@@ -18,7 +18,7 @@ from gradaudit.defenses.clipping import (
     Sensitivity,
     unit_norms,
 )
-from gradaudit.defenses.normal import standard_normal
+from gradaudit.defenses.normal import noisy_sums, standard_normal
 from gradaudit.defenses.schedules import Constant, Schedule, as_schedule
 from gradaudit.defenses.transforms import Bound, State, Stateless
 from gradaudit.evidence import Evidence
@@ -125,6 +125,17 @@ def add_noise(
     ]
 
 
+def noisy_means(key: Key, units: Scaled, std: jax.Array) -> list[jax.Array]:
+    """Returns each tensor's mean over units, with normal noise of this std."""
+    if any(leaf.dtype != jnp.float32 for leaf in units.leaves):
+        means, noise = units.means(), draw_like(key, units.leaves, standard_normal)
+        return add_noise(means, noise, [std] * len(means))
+    shapes = [leaf.shape[1:] for leaf in units.leaves]
+    flat = noisy_sums(key, std, units.products())
+    parts = jnp.split(flat, np.cumsum([np.prod(s, dtype=int) for s in shapes])[:-1])
+    return [part.reshape(s) for part, s in zip(parts, shapes, strict=True)]
+
+
 @dataclasses.dataclass(frozen=True)
 class GaussianNoise(Stateless):
     """Adds N(0, (sigma_t * S)^2) to every coordinate.
@@ -180,9 +191,7 @@ class GaussianNoise(Stateless):
         norms = units.norms() if self.sensitivity.data_dependent else []
         spread = count if self.at is NoiseAt.BATCH else count**0.5
         std = self._std(norms, t) / spread
-        means = units.means()
-        noise = draw_like(key, units.leaves, standard_normal)
-        return add_noise(means, noise, [std] * len(means)), state
+        return noisy_means(key, units, std), state
 
     def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
         """Returns the evidence with the noise's variance; S is that of the guess."""

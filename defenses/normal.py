@@ -4,12 +4,10 @@ On CPU the pass is C (`normal_numbers.c`) that XLA calls; elsewhere, and where t
 package was built without a C compiler, the same numbers up to rounding in jax.
 
 Why it is here, although `jax.random.normal` exists: speed on CPU. 4 x 50,186 numbers,
-one jitted call, fastest of 500: 1.2 ns a number in C (twice), 3.0 in jax's own
-operations as below. Those against `jax.random.normal`, 2 shared and busy cores, jax
-0.10.2: times of jax / own 2.5 and 1.3 for 12,000 numbers, 1.6 and 1.7 for 5 x 12,000,
-2.4 and 2.9 for 5 x 120,000, every run that was made. About half of that jax has too,
-without partitionable keys (5 x 12,000: 0.35 ms own, 0.43 so, 0.60 jax's default;
-measured once). `gradaudit bench run cost` measures a whole iteration of Fed-CDP.
+one jitted call, fastest of 500, two cores with AVX-512, jax 0.10.2, twice: 0.50 ns a
+number in C, 1.25 in jax's own operations as below, 2.67 by `jax.random.normal`. Without
+AVX-512 (the same source compiled for AVX2, and for SSE4) a core takes 4.3 and 5.3 times
+as long in C. `gradaudit bench run cost` measures a whole iteration of Fed-CDP.
 
 What differs from `jax.random.normal`: both halves of a hash are kept, so that equal
 keys give other numbers than jax's, and log(1 - u^2) is one log. What is the same, by
@@ -20,6 +18,7 @@ halves. As in jax, 23 bits make a number, and this is no source for cryptography
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +29,7 @@ from gradaudit.types import Key
 
 TARGET = "gradaudit_normal_numbers"  # the names by which XLA knows the C
 BITS_TARGET = "gradaudit_normal_of_bits"
+SUMS_TARGET = "gradaudit_noisy_sums"
 
 _PARITY = np.uint32(0x1BD11BDA)
 
@@ -74,8 +74,36 @@ def standard_normal(key: Key, shape: tuple[int, ...]) -> jax.Array:
 @functools.cache
 def compiled() -> bool:
     """Returns whether the C was built with the package, and loads."""
-    symbols = {TARGET: "normal_numbers", BITS_TARGET: "normal_of_bits"}
+    symbols = {
+        TARGET: "normal_numbers",
+        BITS_TARGET: "normal_of_bits",
+        SUMS_TARGET: "noisy_sums",
+    }
     return machine.offer_to_xla(machine.NORMAL_NUMBERS, symbols)
+
+
+def noisy_sums(
+    key: Key, std: jax.Array, pairs: Sequence[tuple[jax.Array, jax.Array]]
+) -> jax.Array:
+    """Returns sums over units of outer products, one behind the other, and noise.
+
+    Of left (units, rows) and right (units, columns) each, float32. The noise is std
+    times `standard_normal` of the key, up to rounding. In C what is summed stays in the
+    cache until it is noisy.
+    """
+    count = sum(left.shape[1] * right.shape[1] for left, right in pairs)
+    if str(jax.random.key_impl(key)) != "threefry2x32" or not compiled():
+        sums = [(left.T @ right).reshape(-1) for left, right in pairs]
+        return jnp.concatenate(sums) + std * standard_normal(key, (count,))
+
+    def slowly(words: jax.Array, std: jax.Array, *flat: jax.Array) -> jax.Array:
+        both = zip(flat[::2], flat[1::2], strict=True)
+        sums = jnp.concatenate([(left.T @ right).reshape(-1) for left, right in both])
+        return sums + std * normal_numbers(words, count)
+
+    sides = [side for pair in pairs for side in pair]
+    in_c = machine.in_c(SUMS_TARGET, (count,), slowly)
+    return in_c(jax.random.key_data(key), std, *sides)
 
 
 def normal_numbers(words: jax.Array, count: int) -> jax.Array:

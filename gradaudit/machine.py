@@ -247,18 +247,18 @@ def offer_to_xla(module: str, symbols: dict[str, str]) -> bool:
 
 
 def in_c(
-    target: str, shape: tuple[int, ...], elsewhere: Callable[[jax.Array], jax.Array]
-) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function of one array, float32 of this shape: in C on CPU.
+    target: str, shape: tuple[int, ...], elsewhere: Callable[..., jax.Array]
+) -> Callable[..., jax.Array]:
+    """Returns a function of arrays whose result, float32, has this shape: C on CPU.
 
     `elsewhere` is what other platforms run. Under vmap, C gets the batch in front.
     """
     result = jax.ShapeDtypeStruct(shape, np.float32)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call(target, result, vmap_method="broadcast_all")
 
-    def function(operand: jax.Array) -> jax.Array:
+    def function(*operands: jax.Array) -> jax.Array:
         found: jax.Array = jax.lax.platform_dependent(
-            operand, cpu=call, default=elsewhere
+            *operands, cpu=call, default=elsewhere
         )
         return found
 

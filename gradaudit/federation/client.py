@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from gradaudit import tree
+from gradaudit.defenses.clipping import weighted_means
 from gradaudit.defenses.fast_mean import mean_of_units, takes_factors
 from gradaudit.defenses.transforms import State, Transform, run
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, iteration_keys, update_key
 from gradaudit.federation.setting import Batches
 from gradaudit.models.gradients import (
-    Outer,
-    Units,
     dense_layers,
     factored_gradients,
     is_outer,
@@ -85,11 +84,9 @@ def _itself(gradient: PyTree) -> PyTree:
 
 
 def _mean(units: PyTree) -> PyTree:
-    def one(leaf: Units) -> jax.Array:
-        plain = leaf.written_out() if isinstance(leaf, Outer) else leaf
-        return jnp.mean(plain, axis=0)
-
-    return jax.tree.map(one, units, is_leaf=is_outer)
+    leaves, structure = jax.tree.flatten(units, is_leaf=is_outer)
+    alike = [jnp.ones(leaf.shape[0], jnp.float32) for leaf in leaves]
+    return jax.tree.unflatten(structure, weighted_means(leaves, alike))
 
 
 def _norms(

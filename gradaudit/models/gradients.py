@@ -64,6 +64,11 @@ class Outer:
         """The shape of the tensor."""
         return (*self.left.shape, self.right.shape[-1])
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The type of its numbers."""
+        return jnp.result_type(self.left, self.right)
+
     def written_out(self) -> jax.Array:
         """Returns the tensor itself."""
         return self.left[:, :, None] * self.right[:, None, :]

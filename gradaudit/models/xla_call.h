@@ -10,8 +10,17 @@
 #if defined(__x86_64__) && defined(__linux__)
 #define EVERY_CPU \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define ON_WIDE_CPU __attribute__((target("arch=x86-64-v4")))
+/* Whether what is ON_WIDE_CPU may run: AVX-512. */
+static inline int is_wide(void) {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
 #else
 #define EVERY_CPU
+#define ON_WIDE_CPU
+static inline int is_wide(void) { return 0; }
 #endif
 
 /* 16 numbers, wherever they lie; may_alias: what is read was written as float. */

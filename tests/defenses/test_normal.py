@@ -13,6 +13,7 @@ from gradaudit.defenses.normal import (
     TARGET,
     _normal_from,
     compiled,
+    noisy_sums,
     standard_normal,
     threefry,
 )
@@ -71,6 +72,27 @@ def test_other_platforms_run_what_jax_compiles(platform):
     keys = jax.random.split(jax.random.key(0), 2)
     export = jax.export.export(draw, platforms=[platform], disabled_checks=[ours])
     assert (TARGET in export(keys).mlir_module()) == (platform == "cpu")
+
+
+@pytest.mark.parametrize("compiles", [pytest.param(True, marks=WITH_C), False])
+@pytest.mark.parametrize("units", [1, 5])
+def test_noisy_sums_are_the_sums_and_the_noise(units, compiles, monkeypatch):
+    """Tensors whose rows end within a vector, at its end, and beyond it."""
+    if not compiles:
+        monkeypatch.setattr(normal, "compiled", lambda: False)
+    shapes = [(1, 1), (1, 33), (7, 10), (3, 16), (2, 40), (1, 5)]
+    random = np.random.default_rng(units)
+    pairs = [
+        tuple(random.normal(size=(3, units, n)).astype(np.float32) for n in shape)
+        for shape in shapes
+    ]
+    keys, stds = jax.random.split(jax.random.key(units), 3), jnp.array([0.0, 1, 2])
+    found = jax.jit(jax.vmap(noisy_sums))(keys, stds, pairs)
+    sums = [np.einsum("bur,buc->brc", left, right) for left, right in pairs]
+    flat = np.concatenate([one.reshape(3, -1) for one in sums], axis=1)
+    noise = jax.vmap(lambda key: standard_normal(key, flat.shape[1:]))(keys)
+    expected = flat + stds[:, None] * noise
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100_001])
