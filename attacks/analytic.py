@@ -14,6 +14,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from gradaudit import machine
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.problem import Reading
@@ -103,7 +104,7 @@ class Inversion:
             quotient: jax.Array = layer["kernel"][:, row] / layer["bias"][row]
             return quotient
         slopes, kernel = gradient[patches.positions], gradient[patches.layer]["kernel"]
-        rows = jnp.linalg.lstsq(slopes.T, kernel.T, rcond=_ROUNDING)[0]
+        rows = _least_squares(slopes.T, kernel.T)
         return from_patches(rows, patches.side, self.model.input_shape)
 
     def step(
@@ -115,3 +116,9 @@ class Inversion:
     def read(self, kept: Reading) -> Reading:
         """Returns what is known already."""
         return kept
+
+
+@machine.alone
+def _least_squares(slopes: jax.Array, kernel: jax.Array) -> jax.Array:
+    solved: jax.Array = jnp.linalg.lstsq(slopes, kernel, rcond=_ROUNDING)[0]
+    return solved

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from gradaudit import machine
 from gradaudit.attacks.base import Best
 from gradaudit.attacks.lbfgs import Clock, Evaluate, Progress, Project
 from gradaudit.errors import InputError
@@ -240,9 +241,15 @@ class GaussNewton:
         damped = jnp.sqrt(damping) * jnp.eye(size, dtype=residual.dtype)
         matrix = jnp.concatenate([(columns / scale[:, None]).T, damped])
         right = jnp.concatenate([-residual, jnp.zeros(size, residual.dtype)])
-        rotation, triangle = jnp.linalg.qr(matrix)
-        solved = jax.scipy.linalg.solve_triangular(triangle, rotation.T @ right)
-        return solved / scale, jnp.asarray(size, jnp.int32)
+        return _least_squares(matrix, right) / scale, jnp.asarray(size, jnp.int32)
+
+
+@machine.alone
+def _least_squares(matrix: jax.Array, right: jax.Array) -> jax.Array:
+    """Returns the solution by QR: the matrix has more rows than columns."""
+    rotation, triangle = jnp.linalg.qr(matrix)
+    solved: jax.Array = jax.scipy.linalg.solve_triangular(triangle, rotation.T @ right)
+    return solved
 
 
 def _free(project: Linear, position: jax.Array, slope: jax.Array) -> jax.Array:

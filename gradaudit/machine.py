@@ -300,6 +300,17 @@ AXIS = "units"
 
 
 @functools.cache
+def alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function that asks LAPACK: under vmap it is called one by one.
+
+    jaxlib spreads a batch of factorisations over XLA's threads and waits in one of them
+    until they are done. Where every core is a device, all of them may wait at once, for
+    ever; and no signal ends it. One matrix is computed where it is asked for.
+    """
+    one_by_one: Any = jax.custom_batching.sequential_vmap
+    return functools.wraps(function)(one_by_one(function))
+
+
 def unit_mesh() -> Mesh:
     """Returns a mesh with one axis over every local device."""
     devices = np.asarray(jax.local_devices())
