@@ -125,10 +125,6 @@ class Matching(Attack):
         again = self.restarts if restarts is None else restarts
         return dataclasses.replace(self, stop=stop, restarts=again)
 
-    def within(self, iterations: int) -> "Matching":
-        """Returns the attack with so many iterations at most."""
-        return self.budgeted(iterations, None)
-
     def misfit(self, found: Reconstruction, gradient: PyTree) -> float | None:
         """Returns the objective without its priors, relative to what leaked."""
         if any(hasattr(prior, "told") for prior in self.priors):

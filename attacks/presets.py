@@ -11,33 +11,40 @@ from gradaudit.attacks.distances import (
     CONVOLUTIONS,
     DENSE,
     Cosine,
-    Distance,
     RelativeL2,
     SquaredL2,
 )
+from gradaudit.attacks.ensembles import Consistency, MedianVote
 from gradaudit.attacks.gauss_newton import GaussNewton
-from gradaudit.attacks.grouped import gradinversion, tableak
 from gradaudit.attacks.imprint import imprint
 from gradaudit.attacks.labels import (
     Counts,
     FromBias,
     Joint,
     Known,
-    LabelStrategy,
     LastLayer,
 )
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import WHOLE_RUN, Matching, Stop
 from gradaudit.attacks.optimizers import Adam
 from gradaudit.attacks.peeling import peeling
-from gradaudit.attacks.portfolio import LeastProduct, Portfolio
-from gradaudit.attacks.priors import Smooth, TotalVariation
-from gradaudit.attacks.rescues import rescues, with_other_labels
-from gradaudit.attacks.spear import spear
+from gradaudit.attacks.portfolio import (
+    LeastProduct,
+    Portfolio,
+    rescues,
+    with_other_labels,
+)
+from gradaudit.attacks.priors import (
+    RunningStatistics,
+    SmallPixels,
+    Smooth,
+    TotalVariation,
+)
+from gradaudit.attacks.spear import Spear
 from gradaudit.attacks.starts import (
     Colour,
     Constant,
-    Initialization,
+    Mixed,
     Normal,
     Patterned,
     Uniform,
@@ -45,61 +52,44 @@ from gradaudit.attacks.starts import (
 from gradaudit.errors import InputError, unknown_name
 from gradaudit.text import call_with_text
 
-_LAYERS: dict[str, tuple[str, ...]] = {
-    "all": (),
-    "conv": CONVOLUTIONS,
-    "dense": DENSE,
-}
-
-
-_LABELS: dict[str, LabelStrategy] = {
-    "known": Known(),
-    "last-layer": LastLayer(),
-    "bias": FromBias(),
-    "counts": Counts(),
-    "joint": Joint(),
-}
-
-
-_INITS: dict[str, Initialization] = {
-    "patterned": Patterned(2),
-    "patterned-quarter": Patterned(4),
-    "patterned-eighth": Patterned(8),
-    "uniform": Uniform(),
-    "normal": Normal(),
-    "grey": Constant(0.5),
-    "black": Constant(0.0),
-    "white": Constant(1.0),
-    "colour": Colour(),
-}
-
-
 # L-BFGS reaches a squared residual of about 1e-10 of the signal in float32. One example
 # is rebuilt long before: docs/scaling.md has what stopping at 1e-7 costs and saves.
 _EXACT = Stop(iterations=300, objective=1e-10)
-_STOPS: dict[str, Stop] = {
-    "found": dataclasses.replace(_EXACT, found=1e-7),
-    "paper": _EXACT,
+# What the words in an attack's parameters stand for.
+_CHOICES: dict[str, dict[str, Any]] = {
+    "layer": {"all": (), "conv": CONVOLUTIONS, "dense": DENSE},
+    "labels": {
+        "known": Known(),
+        "last-layer": LastLayer(),
+        "bias": FromBias(),
+        "counts": Counts(),
+        "joint": Joint(),
+    },
+    "init": {
+        "patterned": Patterned(2),
+        "patterned-quarter": Patterned(4),
+        "patterned-eighth": Patterned(8),
+        "uniform": Uniform(),
+        "normal": Normal(),
+        "grey": Constant(0.5),
+        "black": Constant(0.0),
+        "white": Constant(1.0),
+        "colour": Colour(),
+    },
+    "stop": {"found": dataclasses.replace(_EXACT, found=1e-7), "paper": _EXACT},
+    # L2 in units of what leaked, or as the papers have it. L-BFGS stops at absolute
+    # tolerances, as torch's does: the papers' absolute distance gives up on small
+    # gradients, those of a class that the network is sure of.
+    "scale": {"relative": RelativeL2, "paper": SquaredL2},
 }
 
 
-def _choose(kind: str, name: str, table: dict[str, Any]) -> Any:
-    if name in table:
-        return table[name]
+def _choose(kind: str, name: str) -> Any:
+    if name in _CHOICES[kind]:
+        return _CHOICES[kind][name]
     if kind == "layer":  # the name of a tensor of the user's own model
         return (name,)
-    raise unknown_name(kind, name, table)
-
-
-def _l2(scale: str, layers: tuple[str, ...] = ()) -> Distance:
-    """Returns the L2 distance: in units of what leaked, or as the papers have it.
-
-    L-BFGS stops at absolute tolerances, as torch's does: the papers' absolute distance
-    gives up on small gradients, those of a class that the network is sure of.
-    """
-    known = {"relative": RelativeL2, "paper": SquaredL2}
-    distance: Distance = _choose("scale", scale, known)(layers)
-    return distance
+    raise unknown_name(kind, name, _CHOICES[kind])
 
 
 def cpl(
@@ -117,12 +107,12 @@ def cpl(
 ) -> Matching:
     """CPL: patterned start, label from the gradient, L2, L-BFGS."""
     return Matching(
-        init=_choose("init", init, _INITS),
-        labels=_choose("labels", labels, _LABELS),
-        distance=_l2(scale, _choose("layer", layers, _LAYERS)),
+        init=_choose("init", init),
+        labels=_choose("labels", labels),
+        distance=_choose("scale", scale)(_choose("layer", layers)),
         optimizer=LBFGS(history=history),
         stop=dataclasses.replace(
-            _choose("stop", stop, _STOPS), iterations=iterations, patience=patience
+            _choose("stop", stop), iterations=iterations, patience=patience
         ),
         restarts=restarts,
         cyclic=cyclic,
@@ -140,8 +130,8 @@ def dlg(
     return Matching(
         init=Normal(),
         labels=Joint(),
-        distance=_l2(scale),
-        stop=dataclasses.replace(_choose("stop", stop, _STOPS), iterations=iterations),
+        distance=_choose("scale", scale)(),
+        stop=dataclasses.replace(_choose("stop", stop), iterations=iterations),
         restarts=restarts,
     )
 
@@ -153,12 +143,8 @@ def idlg(
     stop: str = "found",
 ) -> Matching:
     """IDLG: label from the gradient first, then DLG."""
-    return Matching(
-        init=Normal(),
-        labels=LastLayer(),
-        distance=_l2(scale),
-        stop=dataclasses.replace(_choose("stop", stop, _STOPS), iterations=iterations),
-        restarts=restarts,
+    return dataclasses.replace(
+        dlg(iterations, restarts, scale, stop), labels=LastLayer()
     )
 
 
@@ -174,8 +160,8 @@ def gradinv(
     """Inverting Gradients: cosine, total variation, signed Adam in the pixel box."""
     return Matching(
         init=Normal(),
-        labels=_choose("labels", labels, _LABELS),
-        distance=Cosine(_choose("layer", layers, _LAYERS)),
+        labels=_choose("labels", labels),
+        distance=Cosine(_choose("layer", layers)),
         priors=(TotalVariation(variation),),
         optimizer=Adam(learning_rate, signed=signed, decays=True),
         box=True,
@@ -208,7 +194,7 @@ def aware(
     """Aware: grey start, relative L2 of what the defense makes of a guess, TV, Adam."""
     return Matching(
         init=Constant(0.5),
-        labels=_choose("labels", labels, _LABELS),
+        labels=_choose("labels", labels),
         distance=RelativeL2(weight=1.0),
         priors=(TotalVariation(variation),),
         optimizer=Adam(learning_rate),
@@ -224,7 +210,7 @@ def strongest(iterations: int = 1500, labels: str = "last-layer") -> Portfolio:
     Under an aware threat all of them explain what leaked through the defense, and the
     prior of Gauss-Newton follows the noise.
     """
-    named = _choose("labels", labels, _LABELS)
+    named = _choose("labels", labels)
     members = (
         Member("closed form", Analytic(named)),
         Member("cpl", cpl(labels=labels)),
@@ -246,8 +232,8 @@ def gauss_newton(
 ) -> Matching:
     """Gauss-Newton: relative L2, Levenberg-Marquardt, smoothness that follows noise."""
     return Matching(
-        init=_choose("init", init, _INITS),
-        labels=_choose("labels", labels, _LABELS),
+        init=_choose("init", init),
+        labels=_choose("labels", labels),
         distance=RelativeL2(weight=1.0),
         priors=(Smooth(variation),),
         optimizer=GaussNewton(products=products),
@@ -266,6 +252,51 @@ def patient(
     return with_other_labels(search)
 
 
+def tableak(
+    iterations: int = 1500, restarts: int = 30, learning_rate: float = 0.06
+) -> Matching:
+    """TabLeak: softmax over categories, cosine, Adam, the median and vote of restarts.
+
+    Numbers stay in their public ranges, as the columns say.
+    """
+    return Matching(
+        init=Uniform(),
+        distance=Cosine(),
+        optimizer=Adam(learning_rate),
+        relaxation=Mixed(),
+        stop=Stop(iterations=iterations, patience=WHOLE_RUN),
+        restarts=restarts,
+        pooling=MedianVote(),
+    )
+
+
+def gradinversion(
+    iterations: int = 2000,
+    restarts: int = 4,
+    statistics: float = RunningStatistics.weight,
+    variation: float = 1e-3,
+    consistency: float = Consistency.weight,
+) -> Matching:
+    """GradInversion: batch-norm statistics, TV, restarts drawn towards their mean.
+
+    The distance is the cosine: the paper's L2 does not find what trained networks saw.
+    """
+    return Matching(
+        init=Normal(),
+        distance=Cosine(),
+        priors=(
+            TotalVariation(variation),
+            SmallPixels(1e-6),
+            RunningStatistics(statistics),
+        ),
+        optimizer=Adam(0.1, decays=True),
+        box=True,
+        stop=Stop(iterations=iterations, patience=WHOLE_RUN),
+        restarts=restarts,
+        coupling=Consistency(consistency),
+    )
+
+
 def analytic() -> Analytic:
     """Exact inversion of a dense first layer, or of a transformer's patches."""
     return Analytic()
@@ -273,12 +304,11 @@ def analytic() -> Analytic:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A named attack: one line of `gradaudit list`, and what it has to know."""
+    """A named attack: one line of `gradaudit list`."""
 
     name: str
     make: Callable[..., Attack]
     paper: str
-    knows: str
 
     @property
     def summary(self) -> str:
@@ -286,84 +316,41 @@ class Preset:
         return (inspect.getdoc(self.make) or "").splitlines()[0]
 
 
-_MODEL = "model, parameters, gradient"
-
-
 _TABLE = (
-    Preset("cpl", cpl, "Wei et al. 2020 (CPL)", f"{_MODEL}, batch size"),
-    Preset("dlg", dlg, "Zhu et al. 2019 (DLG)", f"{_MODEL}, batch size"),
-    Preset("idlg", idlg, "Zhao et al. 2020 (iDLG)", f"{_MODEL}, batch size"),
-    Preset(
-        "gradinv",
-        gradinv,
-        "Geiping et al. 2020 (Inverting Gradients)",
-        f"{_MODEL}, batch size, pixel range",
-    ),
+    Preset("cpl", cpl, "Wei et al. 2020 (CPL)"),
+    Preset("dlg", dlg, "Zhu et al. 2019 (DLG)"),
+    Preset("idlg", idlg, "Zhao et al. 2020 (iDLG)"),
+    Preset("gradinv", gradinv, "Geiping et al. 2020 (Inverting Gradients)"),
     Preset(
         "gradinv-chosen",
         gradinv_chosen,
         "Geiping et al. 2020, the weight chosen by the attacker",
-        f"{_MODEL}, batch size, pixel range",
     ),
+    Preset("patient", patient, "this project; Levenberg 1944, Marquardt 1963"),
+    Preset("aware", aware, "this project; likelihoods as in Balunovic et al. 2022"),
     Preset(
-        "patient",
-        patient,
-        "this project; Levenberg 1944, Marquardt 1963",
-        f"{_MODEL}, batch size, pixel range",
-    ),
-    Preset(
-        "aware",
-        aware,
-        "this project; likelihoods as in Balunovic et al. 2022",
-        f"{_MODEL}, batch size, pixel range; the defense, if the threat tells it",
-    ),
-    Preset(
-        "gauss-newton",
-        gauss_newton,
-        "this project; Levenberg 1944, Marquardt 1963",
-        f"{_MODEL}, batch size, pixel range; the defense, if the threat tells it",
+        "gauss-newton", gauss_newton, "this project; Levenberg 1944, Marquardt 1963"
     ),
     Preset(
         "strongest",
         strongest,
         "this project: a portfolio of the others, cheap ones first",
-        f"{_MODEL}, batch size, pixel range; the defense, if the threat tells it",
     ),
     Preset(
-        "spear",
-        spear,
-        "Dimitrov et al. 2024 (SPEAR); the search is this project's",
-        f"{_MODEL} of one step, batch size",
+        "spear", Spear, "Dimitrov et al. 2024 (SPEAR); the search is this project's"
     ),
     Preset(
         "peeling",
         peeling,
         "this project; layers in turn as in Zhu and Blaschko 2021 (R-GAP)",
-        f"{_MODEL} of one example, pixel range",
     ),
-    Preset(
-        "tableak",
-        tableak,
-        "Vero et al. 2023 (TabLeak)",
-        f"{_MODEL}, batch size, the table's columns",
-    ),
-    Preset(
-        "gradinversion",
-        gradinversion,
-        "Yin et al. 2021 (GradInversion)",
-        f"{_MODEL} and its batch-norm statistics, batch size, pixel range",
-    ),
-    Preset(
-        "imprint",
-        imprint,
-        "Fowl et al. 2022 (Robbing the Fed)",
-        "gradient, batch size; public data, and the parameters are its own choice",
-    ),
+    Preset("tableak", tableak, "Vero et al. 2023 (TabLeak)"),
+    Preset("gradinversion", gradinversion, "Yin et al. 2021 (GradInversion)"),
+    Preset("imprint", imprint, "Fowl et al. 2022 (Robbing the Fed)"),
     Preset(
         "analytic",
         analytic,
         "Phong et al. 2017; Geiping et al. 2020, section 3; Lu et al. 2022 (APRIL)",
-        "parameters' names, gradient of one example",
     ),
 )
 

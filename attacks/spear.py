@@ -50,7 +50,7 @@ _POLISH = 50  # alternating least squares at the end
 
 @dataclasses.dataclass(frozen=True)
 class Spear(ClosedForm):
-    """Exact batches from the first dense layer with bias and ReLU behind it."""
+    """SPEAR: whole batches, exactly, from a dense first layer with bias and ReLU."""
 
     rounds: int = 60  # of the search for directions
 
@@ -93,11 +93,6 @@ class Spear(ClosedForm):
         weights = observation.params[model.input_layer]
         solution, rounds = search.run(self.rounds, weights)
         return _handed_in(model, observation, solution, rounds)
-
-
-def spear(rounds: int = 60) -> Spear:
-    """SPEAR: whole batches, exactly, from a dense first layer with bias and ReLU."""
-    return Spear(rounds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -192,7 +192,7 @@ def test_what_was_sent_is_rescaled_once(four_steps):
 
 def test_the_handed_in_labels_of_local_steps_are_in_their_order(four_steps):
     model, observation, inputs, labels = four_steps
-    attack = dataclasses.replace(cpl(), init=Constant(0.5)).within(1)
+    attack = dataclasses.replace(cpl(), init=Constant(0.5)).budgeted(1, None)
     result = attack.reconstruct_many(KEY, model, Victims.single(observation))
     assert result.labels.shape == (1, 4)
     known = dataclasses.replace(attack, labels=Known())

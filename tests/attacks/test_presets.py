@@ -38,7 +38,7 @@ def test_iterations_given_apart_build_the_same_attack(name, iterations):
     assert chosen_attack(name, iterations, None) == inside
     assert inside.stop.iterations == iterations
     # ... and so does an object of it, told its budget later.
-    assert PRESETS[name].make().within(iterations) == inside
+    assert PRESETS[name].make().budgeted(iterations, None) == inside
     assert chosen_attack(PRESETS[name].make(), iterations, None) == inside
 
 
@@ -56,7 +56,7 @@ def test_restarts_given_apart_build_the_same_attack(name):
 def test_the_rate_of_gradinv_falls_at_the_same_shares_of_any_budget(iterations):
     for attack in (
         parse("gradinv", iterations=iterations),
-        parse("gradinv").within(iterations),
+        parse("gradinv").budgeted(iterations, None),
     ):
         found = rates(attack, iterations)
         for index, rate in enumerate(found):

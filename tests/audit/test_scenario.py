@@ -282,10 +282,10 @@ def test_what_an_attack_is_handed_holds_arrays_only():
     class Curious(Attack):
         def problem(self, model, observation):
             seen.append(observation)
-            return cpl().within(1).problem(model, observation)
+            return cpl().budgeted(1, None).problem(model, observation)
 
         def shared(self, observation):
-            return cpl().within(1).shared(observation)
+            return cpl().budgeted(1, None).shared(observation)
 
         def own(self, observation):
             return cpl().own(observation)
