@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.columns import Column
+from gradaudit.data.dataset import Column
 from gradaudit.errors import InputError
 from gradaudit.models.model import Model
 from gradaudit.types import Key

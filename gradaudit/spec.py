@@ -27,6 +27,7 @@ _MARK = "__gradaudit_rebuilds__"
 # Where the parts of results that were saved earlier stand now.
 _MOVED = {
     "gradaudit.attacks.relaxations": "gradaudit.attacks.starts",
+    "gradaudit.columns": "gradaudit.data.dataset",
     "gradaudit.defenses.base": "gradaudit.defenses.transforms",
     "gradaudit.defenses.presets": "gradaudit.defenses.published",
     "gradaudit.models.adapters_flax": "gradaudit.models.adapters",

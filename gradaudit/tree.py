@@ -1,8 +1,4 @@
-"""Arithmetic on trees of arrays: norms, clipping, names, flattening.
-
-A "tensor" is one leaf. Functions named `unit_*` work on trees with a leading axis
-of units (examples or clients) and treat each unit apart.
-"""
+"""Arithmetic on trees of arrays: norms, names, flattening. A "tensor" is one leaf."""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,17 +64,7 @@ def global_norm(tree: PyTree) -> jax.Array:
     return jnp.sqrt(dot(tree, tree))
 
 
-def clip(tree: PyTree, bound: jax.Array | float) -> PyTree:
-    """Returns the tree scaled so that its global norm is at most `bound`."""
-    return scale(_shrink(global_norm(tree), bound), tree)
-
-
 def is_finite(tree: PyTree) -> jax.Array:
     """Returns whether every coordinate is finite."""
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
     return jnp.all(jnp.stack(finite))
-
-
-def _shrink(norm: jax.Array, bound: jax.Array | float) -> jax.Array:
-    # Never divides by zero; a NaN norm gives a NaN factor, not a silent zero.
-    return jnp.where(norm > bound, bound / norm, jnp.where(jnp.isnan(norm), norm, 1.0))

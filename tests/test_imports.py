@@ -15,7 +15,7 @@ import pytest
 # else. A new module of `gradaudit` gets its place here.
 LAYERS = (
     ("errors",),
-    ("columns", "files", "mechanism", "types"),
+    ("files", "mechanism", "types"),
     ("executors",),
     ("evidence", "machine", "record", "spec", "text", "tree"),
     ("clusters", "integrations"),

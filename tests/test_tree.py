@@ -55,33 +55,10 @@ def test_arithmetic_is_that_of_the_coordinates(name):
     assert len(norms) == len(jax.tree.leaves(left))
 
 
-@TREES
-@pytest.mark.parametrize("bound", [0.01, 1.0, 1e6])
-def test_clip_bounds_the_norm_and_keeps_what_is_inside(name, bound):
-    values = trees()[name]
-    clipped = tree.clip(values, bound)
-    norm = float(tree.global_norm(values))
-    assert float(tree.global_norm(clipped)) <= bound * (1 + 1e-5)
-    if norm <= bound:
-        jax.tree.map(np.testing.assert_array_equal, clipped, values)
-    else:  # same direction, on the sphere
-        np.testing.assert_allclose(
-            coordinates(clipped), coordinates(values) * bound / norm, rtol=1e-5
-        )
-
-
-def test_clipping_never_hides_a_broken_gradient():
+def test_nan_and_infinities_are_seen():
     for poison in (jnp.nan, jnp.inf):
-        broken = {"a": jnp.array([1.0, poison]), "b": jnp.ones(2)}
-        assert not tree.is_finite(broken)
-        assert not tree.is_finite(tree.clip(broken, 1.0))
+        assert not tree.is_finite({"a": jnp.array([1.0, poison]), "b": jnp.ones(2)})
     assert tree.is_finite({"a": jnp.ones(3), "b": jnp.zeros(())})
-
-
-def test_clipping_zero_has_a_finite_derivative_free_value():
-    zeros = {"a": jnp.zeros(3)}
-    assert tree.is_finite(tree.clip(zeros, 1.0))
-    assert float(tree.global_norm(tree.clip(zeros, 0.0))) == 0.0
 
 
 def test_names_are_paths_in_leaf_order():

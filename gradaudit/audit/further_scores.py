@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.imprint import BACK, LAYER, Imprint, Imprinted
-from gradaudit.columns import Column, split
+from gradaudit.data.dataset import Column, cells_by_column
 from gradaudit.models.model import Model
 from gradaudit.report import metrics
 from gradaudit.types import PyTree
@@ -183,7 +183,9 @@ def _with_labels(
     columns: Sequence[Column], inputs: Cells, labels: Cells
 ) -> list[tuple[str, bool, Cells]]:
     """Returns (name, whether it is a number, cells) of every column."""
-    table = [(c.name, not c.values, cells) for c, cells in split(columns, inputs)]
+    table = [
+        (c.name, not c.values, cells) for c, cells in cells_by_column(columns, inputs)
+    ]
     return [*table, ("label", False, labels)]
 
 

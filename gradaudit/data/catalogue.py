@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gradaudit.columns import Column
 from gradaudit.data import store
-from gradaudit.data.dataset import TEST_EVERY, Contents, Dataset, to_unit
+from gradaudit.data.dataset import TEST_EVERY, Column, Contents, Dataset, to_unit
 from gradaudit.data.fetch import SOURCES
 from gradaudit.data.formats import load_path
 from gradaudit.data.formats.tabular import adult_columns

@@ -3,13 +3,12 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.columns import Column
 from gradaudit.errors import InputError
 
 Array = NDArray[Any]
@@ -17,6 +16,34 @@ Array = NDArray[Any]
 TEST_EVERY = 5  # without an official split, every fifth example of a class is test
 
 _MOST_CLASSES = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of a table, as neighbouring features of an input hold it.
+
+    A number is one feature in [0, 1]; a category has one feature for each of its
+    `values`, of which one is 1, or none where the value is unknown (`optional`).
+    """
+
+    name: str
+    values: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def features(self) -> int:
+        """How many features it takes."""
+        return len(self.values) or 1
+
+    def cell(self, features: NDArray[np.floating]) -> NDArray[Any]:
+        """Returns what features (..., features) say: a number, or a value's index.
+
+        The index of an unknown value is -1: less than half of any is set.
+        """
+        if not self.values:
+            return features[..., 0]
+        known = features.sum(axis=-1) >= 0.5 if self.optional else True
+        return np.where(known, features.argmax(axis=-1), -1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,6 +182,16 @@ class Contents:
         inputs, labels = self.select(split, name)
         inputs = to_unit(real_numbers(name, "inputs", inputs))
         return Dataset(name, inputs, labels, self.classes, split, licence, self.columns)
+
+
+def cells_by_column(
+    columns: Sequence[Column], inputs: NDArray[np.floating]
+) -> Iterator[tuple[Column, NDArray[Any]]]:
+    """Yields every column with its cells of inputs (..., features)."""
+    at = 0
+    for column in columns:
+        yield column, column.cell(inputs[..., at : at + column.features])
+        at += column.features
 
 
 def array_digest(array: Array) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import machine
-from gradaudit.columns import Column
 from gradaudit.errors import InputError, unknown_name
 from gradaudit.spec import rebuilds
 from gradaudit.types import HostOrDevice, Key, PyTree
+
+if TYPE_CHECKING:
+    from gradaudit.data.dataset import Column
 
 
 class Network(Protocol):
@@ -110,7 +112,8 @@ class Model:
     alone: bool = False
     signed_features: bool = False  # what the output layer reads may be negative
     patches: Patches | None = None
-    columns: tuple[Column, ...] = ()  # of the tables it reads, where that is known
+    # Of the tables it reads, where that is known.
+    columns: "tuple[Column, ...]" = ()
     origin: tuple[Callable[..., Any], tuple[tuple[str, Any], ...]] | None = (
         dataclasses.field(default=None, compare=False)
     )

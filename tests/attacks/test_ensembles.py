@@ -14,8 +14,8 @@ from gradaudit.attacks.objective import Layout
 from gradaudit.attacks.optimizers import Adam
 from gradaudit.attacks.priors import RunningStatistics, told
 from gradaudit.attacks.starts import Mixed, MixedForm
-from gradaudit.columns import Column
 from gradaudit.data import load_dataset
+from gradaudit.data.dataset import Column
 from gradaudit.data.formats.tabular import adult_columns
 from gradaudit.errors import InputError
 from gradaudit.models.networks import build_model

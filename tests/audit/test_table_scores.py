@@ -5,7 +5,7 @@ import pytest
 
 import gradaudit as ga
 from gradaudit.audit.further_scores import TOLERANCE, cell_scores
-from gradaudit.columns import Column
+from gradaudit.data.dataset import Column
 
 COLUMNS = (Column("age"), Column("kind", ("a", "b"), optional=True))
 RNG = np.random.default_rng(0)

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.columns import Column
-from gradaudit.data.dataset import Array, Contents
+from gradaudit.data.dataset import Array, Column, Contents
 from gradaudit.data.formats.reading import (
     most_bytes,
     opened,
