@@ -112,8 +112,13 @@ def _register(entry: Preset) -> Callable[..., Defense]:
     return make
 
 
-def parse(text: str) -> Defense:
-    """Returns the defense that the text describes (see the module's docstring)."""
+def parse(text: str | Defense) -> Defense:
+    """Returns the defense that the text describes (see the module's docstring).
+
+    What is a defense already is returned as it is.
+    """
+    if isinstance(text, Defense):
+        return text
     parts = [part.strip() for part in text.split(" + ")]
     if not all(parts):
         raise InputError(f"a defense is missing beside a '+' in {text!r}")

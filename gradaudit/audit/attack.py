@@ -224,10 +224,8 @@ def _simulated(asked: _Asked, attack: Attack, threat: Threat) -> Run:
     """Builds victims that are drawn from a data set."""
     at_least(1, local_steps=asked.local_steps, batch_size=asked.batch_size)
     given = asked.dataset
-    data = load_dataset(given) if isinstance(given, str) else given
-    net = chosen_model(asked.model, data)
-    guard = asked.defense
-    guard = parse_defense(guard) if isinstance(guard, str) else guard
+    data, guard = load_dataset(given), parse_defense(asked.defense)
+    net = model_for(asked.model, data.shape, data.classes)
     batch = asked.batch_size or (1 if threat.reads is Leakage.EXAMPLE else 3)
     setting = Setting(
         clients=asked.victims,
@@ -308,7 +306,8 @@ def _recorded(asked: _Asked, attack: Attack, threat: Threat) -> Run:
         Knowledge.PUBLIC_DATA in threat.knows,
     )
     if asked.model is not None:
-        scenario = scenario.under(chosen_model(asked.model, plan.data[0]))
+        data = plan.data[0]
+        scenario = scenario.under(model_for(asked.model, data.shape, data.classes))
     scenario = _handed_out(scenario, attack, threat)
     about = {
         "defense": plan.guard.name,
@@ -353,14 +352,6 @@ def _draws(asked: _Asked, model: Model) -> int:
             f"draws must lie in 1..{asked.victims}, the number of victims, got {draws}"
         )
     return draws
-
-
-def chosen_model(model: str | Model | None, dataset: Dataset) -> Model:
-    """Returns the model that is attacked: `cpl` for images, `mlp` for tables."""
-    if isinstance(model, Model):
-        return model
-    name = model or ("cpl" if len(dataset.shape) == 3 else "mlp")
-    return model_for(name, dataset.shape, dataset.classes)
 
 
 def chosen_attack(

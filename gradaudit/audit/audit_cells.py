@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import files, machine
-from gradaudit.audit.attack import LEARNING_RATE, attack, chosen_model
+from gradaudit.audit.attack import LEARNING_RATE, attack
 from gradaudit.audit.captured_attack import attack_captured
 from gradaudit.audit.informed import line_up
 from gradaudit.audit.mechanism_check import mechanism_check
@@ -34,6 +34,7 @@ from gradaudit.distinguish import mechanism_audit
 from gradaudit.errors import InputError
 from gradaudit.executors import Interrupted
 from gradaudit.federation.setting import Setting
+from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.privacy.statement import epsilon, privacy_as_plain
 from gradaudit.spec import Spec
@@ -216,7 +217,7 @@ def _accounting(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
     known = CATALOGUE.get(name)
     return privacy_as_plain(
         epsilon(
-            parse_defense(defense) if isinstance(defense, str) else defense,
+            parse_defense(defense),
             arguments.pop("setting"),
             class_sizes=known.class_sizes("train") if known else (),
             **arguments,
@@ -266,9 +267,8 @@ def gradient_norms(
 
     On the scale of gradients, untrained networks. A row for each place that is read.
     """
-    data = load_dataset(dataset) if isinstance(dataset, str) else dataset
-    guard = parse_defense(defense) if isinstance(defense, str) else defense
-    net = chosen_model(model, data)
+    data, guard = load_dataset(dataset), parse_defense(defense)
+    net = model_for(model, data.shape, data.classes)
     key, _ = jax.random.split(jax.random.key(seed))
     rows = []
     for leakage in map(Leakage, types):

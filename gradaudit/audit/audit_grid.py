@@ -17,7 +17,7 @@ import jax
 
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
-from gradaudit.audit.attack import chosen_attack, chosen_model
+from gradaudit.audit.attack import chosen_attack
 from gradaudit.audit.audit_plan import AuditPlan
 from gradaudit.audit.threat import Threat, transforms_seen
 from gradaudit.audit.training_plan import default_setting
@@ -26,6 +26,7 @@ from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError
 from gradaudit.federation.setting import PAPER_SETTINGS, Setting
+from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.spec import Spec
 from gradaudit.types import Knowledge, Leakage
@@ -131,10 +132,7 @@ class Grid:
     def of(cls, plan: AuditPlan) -> "Grid":
         """Reads every part of a plan; raises in words for what can't work."""
         data = tuple(_data(plan, given) for given in plan.datasets)
-        guards = tuple(
-            Guard(each, parse_defense(each) if isinstance(each, str) else each)
-            for each in plan.defenses
-        )
+        guards = tuple(Guard(each, parse_defense(each)) for each in plan.defenses)
         grid = cls(plan, data, guards)
         asked = {each: grid.attacks_of(each) for each in plan.threats}
         check_budget(plan, [method for each in asked.values() for method in each])
@@ -390,8 +388,8 @@ def _slug(text: str) -> str:
 
 
 def _data(plan: AuditPlan, given: str | Dataset) -> Data:
-    dataset = load_dataset(given) if isinstance(given, str) else given
-    model = chosen_model(plan.model, dataset)
+    dataset = load_dataset(given)
+    model = model_for(plan.model, dataset.shape, dataset.classes)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return Data(given, dataset, model, len(jax.tree.leaves(shapes)))
 

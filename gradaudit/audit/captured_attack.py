@@ -152,7 +152,7 @@ def _built(
         if isinstance(model, Model)
         else _model(model, captures, truth, candidates)
     )
-    guard = parse_defense(defense) if isinstance(defense, str) else defense
+    guard = parse_defense(defense)
     adversary = Threat.parse(threat, leakage)
     truths = [] if truth is None else truths_of(captures, pathlib.Path(truth), net)
     known = Knowledge.DEFENSE in adversary.knows

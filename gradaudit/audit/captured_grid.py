@@ -129,7 +129,7 @@ class CapturedGrid:
                 "path/to/file.py:build"
             )
         runs = tuple(_run(*each) for each in _runs(folder))
-        model = model_for(plan.model) if isinstance(plan.model, str) else plan.model
+        model = model_for(plan.model)
         updates = Updates(str(folder), model, sum(run.updates for run in runs))
         grid = cls(plan, (updates,), runs)
         if not grid.threats:

@@ -91,12 +91,8 @@ def identify(
     """
     asked = dict(locals())
     machine.configure()
-    data = load_dataset(candidates) if isinstance(candidates, str) else candidates
-    guard = parse_defense(defense) if isinstance(defense, str) else defense
-    default = "cpl" if len(data.shape) == 3 else "mlp"
-    net = model if isinstance(model, Model) else model_for(
-        model or default, data.shape, data.classes
-    )  # fmt: skip
+    data, guard = load_dataset(candidates), parse_defense(defense)
+    net = model_for(model, data.shape, data.classes)
     folders = [captured] if isinstance(captured, str) else list(captured)
     if not len(folders):
         raise InputError("there is no captured observation to look at")

@@ -145,7 +145,7 @@ def line_up(
     asked = {k: v for k, v in locals().items() if k != "progress"}
     machine.configure()
     began = time.perf_counter()
-    guard = parse_defense(defense) if isinstance(defense, str) else defense
+    guard = parse_defense(defense)
     table = line_ups_of(
         type, dataset, model, candidates, looks, victims, draws, batch_size,
         local_steps, candidates_from, fresh, seed,

@@ -162,7 +162,7 @@ def enough_noise(
     """
     asked = {k: v for k, v in locals().items() if k not in _NO_NUMBERS}
     machine.configure()
-    guard = parse_defense(defense) if isinstance(defense, str) else defense
+    guard = parse_defense(defense)
     if train and not isinstance(dataset, str):
         raise InputError(
             "training needs the name of a data set with a train and a test split"

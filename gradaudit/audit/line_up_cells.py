@@ -251,10 +251,8 @@ def line_ups_of(
             "type 2 reads one example's gradient in the first local step: leave "
             "batch_size and local_steps out"
         )
-    data = load_dataset(dataset) if isinstance(dataset, str) else dataset
-    net = model if isinstance(model, Model) else model_for(
-        model or ("cpl" if len(data.shape) == 3 else "mlp"), data.shape, data.classes
-    )  # fmt: skip
+    data = load_dataset(dataset)
+    net = model_for(model, data.shape, data.classes)
     tensors = len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0))))
     each = 1 if alone else (batch_size or 3) * local_steps
     needed = max(counts) if each == 1 else each

@@ -278,14 +278,18 @@ _ENTRIES = (
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
 
-def load_dataset(name: str, split: str | None = None) -> Dataset:
+def load_dataset(name: str | Dataset, split: str | None = None) -> Dataset:
     """Loads a dataset by its name in the catalogue, or from the user's own files.
+
+    What is a dataset already is returned as it is.
 
     Args:
       name: a name of `gradaudit data list`, or the path of a file or folder that a
         reader knows. A name wins over a folder that is called the same (`./mnist`).
       split: `train`, `test` or `all`; the entry's default when absent.
     """
+    if isinstance(name, Dataset):
+        return name
     if name in CATALOGUE:
         entry = CATALOGUE[name]
         return entry.load(entry.default_split if split is None else split)

@@ -159,13 +159,20 @@ def is_file(text: str) -> bool:
 
 
 def model_for(
-    text: str, input_shape: tuple[int, ...] | None = None, classes: int | None = None
+    text: str | Model | None,
+    input_shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
 ) -> Model:
     """Returns the model of a text: a name of the table, or `path/to/file.py:build`.
 
     `build()` or `build(input_shape, classes)` returns a Model. A name needs the shape
-    and the number of classes of the data.
+    and the number of classes of the data. What is a model already is returned as it
+    is; no text is `cpl` for images and `mlp` for tables.
     """
+    if isinstance(text, Model):
+        return text
+    if not text:
+        text = "cpl" if input_shape and len(input_shape) == 3 else "mlp"
     if is_file(text):
         return _built(text, input_shape, classes)
     if input_shape is None or classes is None:
