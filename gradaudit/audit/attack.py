@@ -32,7 +32,7 @@ from gradaudit.errors import InputError, at_least
 from gradaudit.federation.setting import PAPER_SETTINGS, Setting
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
-from gradaudit.privacy.plan import PrivacyPlan
+from gradaudit.privacy.plan import PrivacyPlan, copies_in
 from gradaudit.spec import Spec
 from gradaudit.types import Knowledge, Leakage, PyTree
 
@@ -263,9 +263,8 @@ def _simulated(asked: _Asked, attack: Attack, threat: Threat) -> Run:
     plan = None
     if published := PAPER_SETTINGS.get(data.name):
         tensors, sizes = len(jax.tree.leaves(scenario.params)), np.bincount(data.labels)
-        plan = PrivacyPlan.of(
-            guard, published, class_sizes=sizes.tolist(), tensors=tensors
-        )
+        copies = copies_in(published, sizes.tolist())
+        plan = PrivacyPlan(guard, published, copies=copies, tensors=tensors)
     model = _with_columns(scenario)
     return Run(scenario, model, attack, guard, threat, about, plan)
 

@@ -32,7 +32,7 @@ from gradaudit.federation.training import (
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.models.model import standardize as standardized
-from gradaudit.privacy import PrivacyPlan, affordable_rounds, privacy_of
+from gradaudit.privacy import PrivacyPlan, affordable_rounds, copies_in, privacy_of
 from gradaudit.privacy.statement import privacy_as_plain
 from gradaudit.spec import Spec
 from gradaudit.types import Key, PyTree
@@ -174,10 +174,10 @@ class Plan:
     ) -> PrivacyPlan:
         """Returns what accounting reads of this training after these rounds."""
         done = dataclasses.replace(self.setting, rounds=rounds)
-        return PrivacyPlan.of(
+        return PrivacyPlan(
             self.guard,
             done,
-            held=self.held,
+            copies=copies_in(done, held=self.held),
             tensors=tensors,
             participations=participations,
         )

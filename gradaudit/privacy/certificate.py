@@ -27,7 +27,7 @@ from gradaudit.privacy.guarantee import (
 )
 from gradaudit.privacy.guessing import Prior, among, near
 from gradaudit.privacy.loss import LossDistribution
-from gradaudit.privacy.plan import PrivacyPlan, effective_noise, is_noise, is_pure
+from gradaudit.privacy.plan import PrivacyPlan, is_noise, is_pure
 
 __all__ = ["Certificate", "Prior", "among", "certificate", "least_sigma", "near"]
 
@@ -193,7 +193,7 @@ def _whole_training(plan: PrivacyPlan, leakage: int) -> list[Events] | str:
     if reason:
         return reason
     uses = leakage == 2 and plan.unit is Unit.EXAMPLE
-    events = plan.seen(plan.high_participations(), uses=uses, high=True)
+    events = plan.seen(plan.rounds_taken(high=True), uses=uses, high=True)
     return READ_BEFORE if events is None else [events]
 
 
@@ -210,7 +210,7 @@ def _lacking(plan: PrivacyPlan, mechanisms: list[Mechanism], leakage: int) -> st
     for mechanism in mechanisms:
         if any(mechanism.multiplier(t) <= 0 for t in range(rounds)):
             return NO_NOISE
-        if not is_noise(effective_noise(mechanism, rounds, plan.tensors)):
+        if not is_noise(plan.effective_noise(mechanism)):
             return NO_BOUND
     if leakage == 2 and all(m.on_batch_sum for m in whole):
         return SHARED_DRAW
@@ -228,7 +228,7 @@ def _looked(
     setting = plan.setting
     parts = []
     for mechanism in mechanisms:
-        noises = effective_noise(mechanism, setting.rounds, plan.tensors)
+        noises = plan.effective_noise(mechanism)
         exact = is_pure(mechanism)
         weakest = float(noises.max() if exact else noises.min())
         noise = weakest if round_index is None else float(noises[round_index])
@@ -260,7 +260,7 @@ def _assumptions(
             f"victim, the {unit}, is in it"
         )
     else:
-        rounds = plan.high_participations()
+        rounds = plan.rounds_taken(high=True)
         view = (
             f"the adversary reads {_READS[leakage]} in every one of the {rounds:,} "
             f"rounds that its client takes part in (95 % of the clients: no more)"

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, at_least
 
 FloatArray = npt.NDArray[np.float64]
-
-
 BoolArray = npt.NDArray[np.bool_]
-
-
 IntArray = npt.NDArray[np.int64]
+Numbers = float | Sequence[float] | FloatArray  # one for all steps, or one per step
 
 MOST_STEPS = 10**8  # composed in seconds
 _MOST_NOISE = 1e9  # beyond, epsilon is all rounding
@@ -61,8 +58,10 @@ class Events:
         """Returns steps start + 1 .. end."""
         last = np.cumsum(self.count)
         before = last - self.count
-        count = np.maximum(np.minimum(last, end) - np.maximum(before, start), 0)
-        return dataclasses.replace(self, count=count)._only(count > 0)
+        count = np.minimum(last, end) - np.maximum(before, start)
+        kept = count > 0
+        columns = self.noise, self.rate, self.pure, self.fixed, count
+        return Events(*(column[kept] for column in columns))
 
     def first(self, steps: int) -> "Events":
         """Returns the first steps."""
@@ -96,9 +95,6 @@ class Events:
         """Returns these events followed by the other's."""
         return _joined([self, other], np.concatenate)
 
-    def _only(self, kept: BoolArray) -> "Events":
-        return _joined([self], lambda columns: columns[0][kept])
-
 
 def in_turn(parts: Sequence[Events]) -> Events:
     """Returns a run of each sequence in turn: all of them in the order of time."""
@@ -113,11 +109,7 @@ def _joined(parts: Sequence[Events], join: Callable[[list[Any]], Any]) -> Events
 
 
 def gaussian(
-    sigma: float | Sequence[float] | FloatArray,
-    q: float | Sequence[float] | FloatArray,
-    steps: int | None = None,
-    *,
-    fixed: bool = False,
+    sigma: Numbers, q: Numbers, steps: int | None = None, *, fixed: bool = False
 ) -> Events:
     """Returns Gaussian releases with noise multiplier sigma and sampling rate q.
 
@@ -128,18 +120,14 @@ def gaussian(
       fixed: drawn in a fixed size without replacement, not on independent coins;
         sigma is then relative to what replacing one unit changes.
     """
-    return _events("sigma", sigma, q, steps, pure=False, fixed=fixed)
+    return _events(sigma, q, steps, pure=False, fixed=fixed)
 
 
 def pure(
-    epsilon: float | Sequence[float] | FloatArray,
-    q: float | Sequence[float] | FloatArray,
-    steps: int | None = None,
-    *,
-    fixed: bool = False,
+    epsilon: Numbers, q: Numbers, steps: int | None = None, *, fixed: bool = False
 ) -> Events:
     """Returns releases that are epsilon-DP each (Laplace, LDP randomizers)."""
-    return _events("epsilon", epsilon, q, steps, pure=True, fixed=fixed)
+    return _events(epsilon, q, steps, pure=True, fixed=fixed)
 
 
 def from_sensitivity_trace(
@@ -165,22 +153,14 @@ def check_delta(delta: float) -> None:
 
 
 def _events(
-    name: str,
-    noise: float | Sequence[float] | FloatArray,
-    q: float | Sequence[float] | FloatArray,
-    steps: int | None,
-    *,
-    pure: bool,
-    fixed: bool,
+    noise: Numbers, q: Numbers, steps: int | None, *, pure: bool, fixed: bool
 ) -> Events:
+    name = "epsilon" if pure else "sigma"
     noises, rates = np.atleast_1d(np.asarray(noise, float), np.asarray(q, float))
     runs = max(len(noises), len(rates))
     if steps is None:
         steps = runs
-    if not steps >= 1:
-        raise InputError(f"steps must be at least 1, got {steps}")
-    if not steps <= MOST_STEPS:
-        raise InputError(f"steps must be at most {MOST_STEPS:,}, got {steps:,}")
+    at_least(1, MOST_STEPS, steps=steps)
     for what, values in ((name, noises), ("q", rates)):
         if len(values) not in (1, steps):
             raise InputError(
@@ -202,5 +182,4 @@ def _check_all(values: FloatArray, in_range: BoolArray, message: str) -> None:
     wrong = np.flatnonzero(~(np.isfinite(values) & in_range))
     if len(wrong):
         where = f" in step {wrong[0]}" if len(values) > 1 else ""
-        if not False:
-            raise InputError(f"{message}, got {values[wrong[0]]}{where}")
+        raise InputError(f"{message}, got {values[wrong[0]]}{where}")

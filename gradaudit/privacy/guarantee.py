@@ -8,54 +8,31 @@ from gradaudit.federation.setting import Selection
 from gradaudit.mechanism import Mechanism, Point
 from gradaudit.privacy.events import Events, FloatArray, Unit
 from gradaudit.privacy.methods import spend
-from gradaudit.privacy.plan import (
-    PrivacyPlan,
-    effective_noise,
-    is_noise,
-    is_pure,
-    stated_noise,
-)
+from gradaudit.privacy.plan import PrivacyPlan, is_noise, is_pure
 
 TRUTH_METHOD = "pld"
 
+# Where an adversary of each type reads what the noise of these points has changed.
+NOISE_BEFORE = {
+    0: (Point.PER_EXAMPLE, Point.UPDATE, Point.SERVER),
+    1: (Point.PER_EXAMPLE, Point.UPDATE),
+    2: (Point.PER_EXAMPLE,),
+}
 
 NO_MECHANISM = "The defense adds no calibrated noise, so it has no epsilon at all."
 
-
 NO_NOISE = "The noise multiplier is 0 in some round: what is released there is exact."
-
-
 NO_BOUND = (
     "Nothing bounds what one unit can change, so the noise has no sensitivity and "
     "there is no differential privacy guarantee."
 )
-
-
 DATA_DEPENDENT = (
     "The noise scale is computed from the private batch (data-dependent sensitivity): "
     "it leaks by itself, and it can be zero."
 )
-
-
-FIXED_SIZE = (
-    "{draws} have a fixed size; the claim counts independent coins (Poisson sampling), "
-    "which this run does not throw."
-)
-
-
-SHARED = (
-    "One example is held by up to {copies:,} clients, of which up to {holders:,} take "
-    "part in a round; the claim counts one."
-)
-
-
-ACTIVE = (
-    "Active selection looks at the clients' losses, which get no noise: who takes part "
-    "depends on the private data, and no draw of clients hides anything."
-)
-
-
 PARTIAL = "Only {coordinates} get noise; the rest is released as it is."
+READ_BEFORE = "The noise is added after this adversary has read."
+SHARED_DRAW = "One draw hides the batch sum; the examples in it share that draw."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,23 +59,23 @@ class Guarantee:
 
 def judge(plan: PrivacyPlan) -> Guarantee:
     """Returns the verdict on the plan's claim; the sentence `holds` is left empty."""
-    mechanisms, rounds, tensors = plan.mechanisms, plan.setting.rounds, plan.tensors
+    mechanisms = plan.mechanisms
     if not mechanisms:
         return Guarantee(False, (NO_MECHANISM,), (), 0.0, 0.0)
-    claimed = min(_weakest(m, stated_noise(m, rounds)) for m in mechanisms)
+    claimed = min(_weakest(m, plan.stated_noise(m)) for m in mechanisms)
     effective = min(
-        0.0 if m.data_dependent else _weakest(m, effective_noise(m, rounds, tensors))
+        0.0 if m.data_dependent else _weakest(m, plan.effective_noise(m))
         for m in mechanisms
     )
-    broken = [why for m in mechanisms for why in _broken(m, rounds, tensors)]
+    broken = [why for m in mechanisms for why in _broken(plan, m)]
     if not any(m.coordinates.startswith("all") for m in mechanisms):
         broken.append(PARTIAL.format(coordinates=mechanisms[0].coordinates))
     said = [] if broken else [caveat for m in mechanisms for caveat in m.caveats]
     broken += _drawn_otherwise(plan)
     return Guarantee(
         valid=not broken,
-        reasons=_distinct(broken),
-        notes=_distinct(said),
+        reasons=tuple(dict.fromkeys(broken)),
+        notes=tuple(dict.fromkeys(said)),
         claimed_multiplier=claimed,
         effective_multiplier=effective,
     )
@@ -109,24 +86,34 @@ def _drawn_otherwise(plan: PrivacyPlan) -> list[str]:
     found = []
     if plan.draw.fixed:
         draws = "Batches" if plan.unit is Unit.EXAMPLE else "Rounds"
-        found.append(FIXED_SIZE.format(draws=draws))
+        found.append(
+            f"{draws} have a fixed size; the claim counts independent coins (Poisson "
+            "sampling), which this run does not throw."
+        )
     if plan.holders > 1:
-        found.append(SHARED.format(copies=plan.copies, holders=plan.holders))
+        found.append(
+            f"One example is held by up to {plan.copies:,} clients, of which up to "
+            f"{plan.holders:,} take part in a round; the claim counts one."
+        )
     if plan.setting.selection is Selection.ACTIVE:
-        found.append(ACTIVE)
+        found.append(
+            "Active selection looks at the clients' losses, which get no noise: who "
+            "takes part depends on the private data, and no draw of clients hides "
+            "anything."
+        )
     return found
 
 
-def _broken(mechanism: Mechanism, rounds: int, tensors: int) -> list[str]:
+def _broken(plan: PrivacyPlan, mechanism: Mechanism) -> list[str]:
     """Returns why one mechanism's claim does not hold, in numbers where there are."""
-    claimed = stated_noise(mechanism, rounds)
+    claimed, tensors = plan.stated_noise(mechanism), plan.tensors
     if not is_noise(claimed):
         return [NO_NOISE]
-    if any(mechanism.clip(t) is None for t in range(rounds)):
+    if any(mechanism.clip(t) is None for t in range(plan.setting.rounds)):
         return [NO_BOUND]
     found = [DATA_DEPENDENT] if mechanism.data_dependent else []
-    effective = effective_noise(mechanism, rounds, tensors)
-    before, after = _weakest(mechanism, claimed), _weakest(mechanism, effective)
+    before = _weakest(mechanism, claimed)
+    after = _weakest(mechanism, plan.effective_noise(mechanism))
     if after >= before * (1 - 1e-9):
         return found
     if mechanism.per_tensor and tensors > 1:
@@ -150,10 +137,6 @@ def _weakest(mechanism: Mechanism, noise: FloatArray) -> float:
         return float(noise.min())
     largest = float(noise.max())
     return 1 / largest if largest > 0 and not math.isinf(largest) else 0.0
-
-
-def _distinct(sentences: list[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(sentences))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,16 +185,14 @@ def views_of(plan: PrivacyPlan, delta: float) -> tuple[View, ...]:
         return Seen(rounds, events.steps, tight_epsilon(events, delta))
 
     def view(leakage: int) -> View:
-        reason = _exposed(plan.mechanisms, leakage)
-        if not reason and not plan.has_noise():
-            reason = "No noise scale holds for every batch."
+        reason = _exposed(plan, leakage)
         if reason:
             nothing = Seen(0, 0, math.inf)
             return View(leakage, 1.0, nothing, nothing, reason)
         # Only how often an example is used differs by more than the rounds.
         uses = leakage == 2 and plan.unit is Unit.EXAMPLE
-        usual = seen(uses, plan.usual_participations(), False)
-        high = seen(uses, plan.high_participations(), uses)
+        usual = seen(uses, plan.rounds_taken(high=False), False)
+        high = seen(uses, plan.rounds_taken(high=True), uses)
         rate = plan.draw.rate if plan.unit is Unit.EXAMPLE and not uses else 1.0
         if math.isinf(usual.epsilon):
             reason = "The noise is so small that this bound overflows."
@@ -220,21 +201,16 @@ def views_of(plan: PrivacyPlan, delta: float) -> tuple[View, ...]:
     return view(0), view(1), view(2)
 
 
-def _exposed(mechanisms: tuple[Mechanism, ...], leakage: int) -> str:
-    """Returns why this adversary reads what has no noise yet, or nothing."""
-    if not mechanisms:
+def _exposed(plan: PrivacyPlan, leakage: int) -> str:
+    """Returns why what this adversary reads has no noise that holds, or nothing."""
+    if not plan.mechanisms:
         return "There is no noise."
-    reads = {
-        0: (Point.PER_EXAMPLE, Point.UPDATE, Point.SERVER),
-        1: (Point.PER_EXAMPLE, Point.UPDATE),
-        2: (Point.PER_EXAMPLE,),
-    }[leakage]
-    before = [m for m in mechanisms if m.point in reads]
+    before = [m for m in plan.mechanisms if m.point in NOISE_BEFORE[leakage]]
     if not before:
-        return "The noise is added after this adversary has read."
+        return READ_BEFORE
     if leakage == 2 and all(m.on_batch_sum for m in before):
-        return "One draw hides the batch sum; the examples in it share that draw."
-    return ""
+        return SHARED_DRAW
+    return "" if plan.has_noise() else "No noise scale holds for every batch."
 
 
 def tight_epsilon(events: Events | None, delta: float) -> float:

@@ -8,13 +8,13 @@ client there is one release per round, from the K clients out of N.
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
-from typing import Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gradaudit.data.partition import Indices, shared_copies
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, at_least
 from gradaudit.federation.setting import Batches, Selection, Setting
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.privacy.events import (
@@ -27,12 +27,11 @@ from gradaudit.privacy.events import (
     pure,
 )
 
+if TYPE_CHECKING:  # defenses import jax
+    from gradaudit.defenses.transforms import Defense
+
 TENSORS = 6  # two convolutions and a dense layer, weights and biases
-
-
 _NEGLIGIBLE = 1e-12  # chance that more holders than counted take part, far below delta
-
-
 HIGH = 0.95  # of the clients take part at most as often as the one that is shown
 
 
@@ -48,18 +47,6 @@ class Sampling(enum.Enum):
 
     LOCAL = "local"
     GLOBAL = "global"
-
-
-class Claims(Protocol):
-    """What accounting reads of a defense."""
-
-    @property
-    def name(self) -> str:
-        """Returns its name."""
-
-    @property
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        """Returns what it releases."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +69,7 @@ class PrivacyPlan:
     there is a run; `tensors` how many the model has, since some clips are per tensor.
     """
 
-    defense: Claims
+    defense: "Defense"
     setting: Setting
     copies: int | None = None
     tensors: int = TENSORS
@@ -90,41 +77,17 @@ class PrivacyPlan:
     participations: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.tensors >= 1:
-            raise InputError(f"tensors must be at least 1, got {self.tensors}")
-        if not (self.copies is None or 1 <= self.copies <= self.setting.clients):
+        at_least(1, tensors=self.tensors)
+        clients, rounds = self.setting.clients, self.setting.rounds
+        if not (self.copies is None or 1 <= self.copies <= clients):
             raise InputError(
-                f"copies must lie in 1..{self.setting.clients} (clients), "
-                f"got {self.copies}"
+                f"copies must lie in 1..{clients} (clients), got {self.copies}"
             )
-        if (
-            self.participations is not None
-            and not 0 <= self.participations <= self.setting.rounds
-        ):
+        taken = self.participations
+        if not (taken is None or 0 <= taken <= rounds):
             raise InputError(
-                f"participations must lie in 0..{self.setting.rounds} (rounds), "
-                f"got {self.participations}"
+                f"participations must lie in 0..{rounds} (rounds), got {taken}"
             )
-
-    @classmethod
-    def of(
-        cls,
-        defense: Claims,
-        setting: Setting,
-        *,
-        class_sizes: Sequence[int] = (),
-        held: Indices | None = None,
-        tensors: int = TENSORS,
-        participations: int | None = None,
-    ) -> Self:
-        """Returns the plan with the copies that the data says; see `copies_in`."""
-        return cls(
-            defense,
-            setting,
-            copies=copies_in(setting, class_sizes, held),
-            tensors=tensors,
-            participations=participations,
-        )
 
     @property
     def unit(self) -> Unit:
@@ -141,8 +104,7 @@ class PrivacyPlan:
     @property
     def steps(self) -> int:
         """Releases of one unit through one client that always takes part."""
-        local = self.setting.local_steps if self.unit is Unit.EXAMPLE else 1
-        return self.setting.rounds * local
+        return self.setting.rounds * self._steps_in_a_round
 
     @property
     def holders(self) -> int:
@@ -158,12 +120,12 @@ class PrivacyPlan:
         return max(1, min(self.copies, most))
 
     @property
-    def claimed_draw(self) -> Draw:
-        """How the papers count a unit's draw, however it is made."""
+    def claimed_rate(self) -> float:
+        """The rate that the papers count, on independent coins however it is drawn."""
         if self.unit is Unit.CLIENT:
-            return Draw(self._clients)
+            return self._clients
         whole = self.sampling is Sampling.GLOBAL
-        return Draw(self._examples * (self._clients if whole else 1.0))
+        return self._examples * (self._clients if whole else 1.0)
 
     @property
     def draw(self) -> Draw:
@@ -179,45 +141,56 @@ class PrivacyPlan:
 
     def claimed(self) -> Events | None:
         """Returns the events as the papers count them; None if something is exact."""
-        noises = [stated_noise(m, self.setting.rounds) for m in self.mechanisms]
-        return self._events(noises, self.claimed_draw)
+        return self._events(self.stated_noise, Draw(self.claimed_rate))
 
     def shared(self) -> Events | None:
         """Returns the claim's events, from every holder that can take part."""
-        noises = [stated_noise(m, self.setting.rounds) for m in self.mechanisms]
-        events = self._events(noises, Draw(self.draw.rate))
-        return None if events is None else events.repeated(self.holders)
+        coins = Draw(self.draw.rate)
+        return self._events(self.stated_noise, coins, self.holders)
 
     def accounted(self) -> Events | None:
         """Returns the events of this run, with the noise taken at its word."""
-        noises = [stated_noise(m, self.setting.rounds) for m in self.mechanisms]
-        events = self._events(noises, self.draw)
-        return None if events is None else events.repeated(self.holders)
+        return self._events(self.stated_noise, self.draw, self.holders)
 
     def effective(self) -> Events | None:
         """Returns the events of this run, relative to what a unit really changes."""
-        events = self._events(self._effective_noises(), self.draw)
-        return None if events is None else events.repeated(self.holders)
+        return self._events(self.effective_noise, self.draw, self.holders)
 
     def has_noise(self) -> bool:
         """Returns whether some noise scale holds for every batch in every round."""
         moving = any(mechanism.data_dependent for mechanism in self.mechanisms)
-        return not moving and all(map(is_noise, self._effective_noises()))
+        noises = map(self.effective_noise, self.mechanisms)
+        return not moving and all(map(is_noise, noises))
 
-    def usual_participations(self) -> int:
-        """Returns the rounds that a client takes part in, as expected (rounded up)."""
+    def stated_noise(self, mechanism: Mechanism) -> FloatArray:
+        """Returns sigma_t (or epsilon_t) as the mechanism states it, (rounds,)."""
+        rounds = range(self.setting.rounds)
+        return np.asarray([mechanism.multiplier(t) for t in rounds], float)
+
+    def effective_noise(self, mechanism: Mechanism) -> FloatArray:
+        """Returns the noise relative to what one unit can really change, (rounds,).
+
+        That is C jointly, or C for each of the M tensors, so C * sqrt(M) in the 2-norm
+        and C * M in the 1-norm. The answer for no bound at all is no noise at all.
+        """
+        share = 1 / mechanism.norm if mechanism.per_tensor else 0.0
+        spread = self.tensors**share
+        ratios = []
+        for t in range(self.setting.rounds):
+            clip = mechanism.clip(t)
+            bound = math.inf if clip is None else clip * spread
+            ratios.append(mechanism.sensitivity(t) / bound)
+        with np.errstate(divide="ignore"):
+            scale = np.asarray(ratios) ** (-1 if is_pure(mechanism) else 1)
+        effective: FloatArray = self.stated_noise(mechanism) * scale
+        return effective
+
+    def rounds_taken(self, *, high: bool) -> int:
+        """Returns the rounds of a client: as expected, or that 95 % don't exceed."""
         if self.participations is not None:
             return self.participations
-        return math.ceil(self.setting.rounds * self._part - 1e-9)
-
-    def high_participations(self) -> int:
-        """Returns the rounds that 95 % of the clients don't exceed."""
-        if self.participations is not None:
-            return self.participations
-        from scipy import stats
-
-        quantile = stats.binom.ppf(HIGH, self.setting.rounds, self._part)
-        return max(int(quantile), self.usual_participations())
+        active = self.setting.selection is Selection.ACTIVE
+        return _how_often(self.setting.rounds, 1.0 if active else self._clients, high)
 
     def seen(self, rounds: int, *, uses: bool, high: bool) -> Events | None:
         """Returns the events that a reader of one client sees of one unit.
@@ -227,19 +200,26 @@ class PrivacyPlan:
         `uses` (type 2, of an example) sees each of them, as often as expected or, if
         `high`, as 95 % of the examples don't exceed. None if nothing is seen.
         """
+        if not rounds:
+            return None
+        draw = Draw(1.0)
         if self.unit is Unit.CLIENT:
-            counts, draw = np.ones(rounds, np.int64), Draw(1.0)
+            counts = np.ones(rounds, np.int64)
         elif uses:
-            counts, draw = _spread(self._uses(rounds, high), rounds), Draw(1.0)
+            drawn = rounds * self.setting.local_steps
+            counts = _spread(_how_often(drawn, self._examples, high), rounds)
         else:
             counts, draw = np.full(rounds, self.setting.local_steps), self.draw
-        noises = [self._weakest_first(m, n)[:rounds] for m, n in self._combined()]
-        if not rounds or not counts.any():
+        if not counts.any():
             return None
-        parts = [
-            dataclasses.replace(events_of(m, noise, draw), count=counts)
-            for (m, _), noise in zip(self._combined(), noises, strict=True)
-        ]
+        parts = []
+        noises = [self.effective_noise(mechanism) for mechanism in self.mechanisms]
+        for mechanism, noise in combined(self.mechanisms, noises):
+            weakest_first = np.sort(noise)
+            if is_pure(mechanism):
+                weakest_first = weakest_first[::-1]
+            events = events_of(mechanism, weakest_first[:rounds], draw)
+            parts.append(dataclasses.replace(events, count=counts))
         return in_turn(parts).first(int(counts.sum()) * len(parts))
 
     @property
@@ -251,39 +231,29 @@ class PrivacyPlan:
         return self.setting.batch_size / self.setting.examples
 
     @property
-    def _part(self) -> float:
-        """The share of the rounds that a reader must expect a client in."""
-        active = self.setting.selection is Selection.ACTIVE
-        return 1.0 if active else self._clients
+    def _steps_in_a_round(self) -> int:
+        return self.setting.local_steps if self.unit is Unit.EXAMPLE else 1
 
-    def _uses(self, rounds: int, high: bool) -> int:
-        from scipy import stats
-
-        drawn = rounds * self.setting.local_steps
-        usual = math.ceil(drawn * self._examples - 1e-9)
-        quantile = stats.binom.ppf(HIGH, drawn, self._examples)
-        return max(usual, int(quantile)) if high else usual
-
-    def _effective_noises(self) -> list[FloatArray]:
-        rounds = self.setting.rounds
-        return [effective_noise(m, rounds, self.tensors) for m in self.mechanisms]
-
-    def _combined(self) -> list[tuple[Mechanism, FloatArray]]:
-        return combined(self.mechanisms, self._effective_noises())
-
-    def _weakest_first(self, mechanism: Mechanism, noise: FloatArray) -> FloatArray:
-        order = np.argsort(-noise if is_pure(mechanism) else noise)
-        return noise[order]
-
-    def _events(self, noises: list[FloatArray], draw: Draw) -> Events | None:
+    def _events(
+        self, noise: Callable[[Mechanism], FloatArray], draw: Draw, holders: int = 1
+    ) -> Events | None:
         """Returns the events of all rounds in the order of time; None if exact."""
-        mechanisms = self.mechanisms
-        bounded = all(mechanism.clip(0) is not None for mechanism in mechanisms)
-        if not mechanisms or not bounded or not all(map(is_noise, noises)):
+        noises = list(map(noise, self.mechanisms))
+        bounded = all(mechanism.clip(0) is not None for mechanism in self.mechanisms)
+        if not noises or not bounded or not all(map(is_noise, noises)):
             return None
-        local = self.setting.local_steps if self.unit is Unit.EXAMPLE else 1
-        parts = combined(mechanisms, noises)
-        return in_turn([events_of(m, n, draw) for m, n in parts]).repeated(local)
+        parts = [events_of(m, n, draw) for m, n in combined(self.mechanisms, noises)]
+        return in_turn(parts).repeated(self._steps_in_a_round * holders)
+
+
+def _how_often(trials: int, chance: float, high: bool) -> int:
+    """Returns the expected number (rounded up), or the one that 95 % don't exceed."""
+    usual = math.ceil(trials * chance - 1e-9)
+    if not high:
+        return usual
+    from scipy import stats
+
+    return max(usual, int(stats.binom.ppf(HIGH, trials, chance)))
 
 
 def copies_in(
@@ -318,30 +288,6 @@ def unit_of(mechanism: Mechanism) -> Unit:
     """Returns whose contribution the mechanism's noise hides."""
     per_example = mechanism.point is Point.PER_EXAMPLE
     return Unit.EXAMPLE if per_example else Unit.CLIENT
-
-
-def stated_noise(mechanism: Mechanism, rounds: int) -> FloatArray:
-    """Returns sigma_t (or epsilon_t) as the mechanism states it, (rounds,)."""
-    return np.asarray([mechanism.multiplier(t) for t in range(rounds)], float)
-
-
-def effective_noise(mechanism: Mechanism, rounds: int, tensors: int) -> FloatArray:
-    """Returns the noise relative to what one unit can really change, (rounds,).
-
-    That is C jointly, or C for each of the M tensors, so C * sqrt(M) in the 2-norm
-    and C * M in the 1-norm. The answer for no bound at all is no noise at all.
-    """
-    share = 1 / mechanism.norm if mechanism.per_tensor else 0.0
-    spread = tensors**share
-    ratios = []
-    for t in range(rounds):
-        clip = mechanism.clip(t)
-        bound = math.inf if clip is None else clip * spread
-        ratios.append(mechanism.sensitivity(t) / bound)
-    with np.errstate(divide="ignore"):
-        scale = np.asarray(ratios) ** (-1 if is_pure(mechanism) else 1)
-    effective: FloatArray = stated_noise(mechanism, rounds) * scale
-    return effective
 
 
 def is_pure(mechanism: Mechanism) -> bool:
@@ -391,6 +337,6 @@ def combined(
 
 def _spread(uses: int, rounds: int) -> IntArray:
     """Returns the uses per round, the most where the noise is least."""
-    counts = np.full(rounds, uses // max(rounds, 1), np.int64)
-    counts[: uses % max(rounds, 1)] += 1
+    counts = np.full(rounds, uses // rounds, np.int64)
+    counts[: uses % rounds] += 1
     return counts

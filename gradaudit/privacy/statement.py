@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradaudit.federation.setting import (
     Selection,
@@ -24,11 +24,13 @@ from gradaudit.privacy.methods import Account, account
 from gradaudit.privacy.plan import (
     HIGH,
     TENSORS,
-    Claims,
     PrivacyPlan,
     Sampling,
     copies_in,
 )
+
+if TYPE_CHECKING:  # defenses import jax
+    from gradaudit.defenses.transforms import Defense
 
 CLAIM_METHOD = "moments"  # what the papers report
 
@@ -75,7 +77,7 @@ class Privacy:
     @property
     def q(self) -> float:
         """Returns the rate that the claim counts."""
-        return self.plan.claimed_draw.rate
+        return self.plan.claimed_rate
 
     @property
     def steps(self) -> int:
@@ -99,7 +101,7 @@ class Privacy:
 
 
 def epsilon(
-    defense: Claims,
+    defense: "Defense",
     setting: Setting | None = None,
     *,
     delta: float = 1e-5,

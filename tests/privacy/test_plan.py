@@ -85,7 +85,7 @@ def test_copies_of_a_real_partition_never_exceed_what_is_counted_without_it(part
     labels = np.repeat(np.arange(4), [40, 60, 80, 20])
     setting = Setting(clients=30, clients_per_round=5, examples=16, partition=partition)
     held = partition.assign(3, labels, setting.clients, setting.examples)
-    real = PrivacyPlan.of(JOINT, setting, held=held).copies
+    real = copies_in(setting, held=held)
     assert 1 <= real <= copies_in(setting, np.bincount(labels).tolist())
 
 
@@ -109,7 +109,8 @@ def test_cancer_mnist_and_a_partition_without_sharing_are_three_figures():
 
 def test_the_copies_that_take_part_are_the_smaller_of_copies_and_clients():
     def steps(**changes):
-        plan = PrivacyPlan.of(JOINT, published("cancer", **changes))
+        setting = published("cancer", **changes)
+        plan = PrivacyPlan(JOINT, setting, copies=copies_in(setting))
         return plan.accounted().steps
 
     assert steps() == 300 * 100
@@ -117,7 +118,7 @@ def test_the_copies_that_take_part_are_the_smaller_of_copies_and_clients():
     assert steps(clients=5, clients_per_round=5) == 300 * 5
     # On coins a round has no fixed size: as many as are not exceeded.
     coins = published("cancer", selection=Selection.POISSON)
-    holders = PrivacyPlan.of(JOINT, coins).holders
+    holders = PrivacyPlan(JOINT, coins, copies=copies_in(coins)).holders
     assert stats.binom.sf(holders, 1000, 0.1) * 3 <= 1e-12
     assert 100 < holders < 200
 
