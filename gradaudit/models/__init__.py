@@ -1,6 +1,7 @@
 """Models: the papers' networks, your own, and their gradients."""
 
-from gradaudit.models.adapters import from_flax, from_torch
+from gradaudit.models.adapters import from_flax
+from gradaudit.models.adapters_torch import from_torch
 from gradaudit.models.model import Model, from_function
 from gradaudit.models.networks import MODELS, build_model
 

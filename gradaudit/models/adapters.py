@@ -1,22 +1,29 @@
-"""Your own model: from a function, from flax, from torch, or from a Python file."""
+"""Your own model: from flax or a Python file; and which of its layers attacks read.
+
+Names of layers don't tell; derivatives do. The output layer is the dense one whose bias
+moves the logits one for one. The input layer is the dense one whose kernel has the
+gradient x b^T, with x the input and b the gradient of its bias.
+"""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen
 
-from gradaudit.errors import InputError
-from gradaudit.models.adapters_torch import from_torch
-from gradaudit.models.end_layers import found_layers
-from gradaudit.models.model import Model, Network, from_function, with_loss
+from gradaudit.errors import InputError, unknown_name
+from gradaudit.models.model import Model, Network, with_loss
 from gradaudit.models.networks import MODELS, build_model
 from gradaudit.text import load_user_object, takes, users_code
 from gradaudit.types import Key, PyTree
 
 STATISTICS = "nnx"  # the collection of an nnx module's other state
+_EXACT = 1e-4
+_BATCH = 2
 Words = tuple[tuple[str, Any], ...]
 
 
@@ -127,14 +134,7 @@ def from_flax(
         coupled=training_call is not None,
         drawn=isinstance(module, linen.Module),
     )
-    model = with_loss(model, loss)
-    found = found_layers(model, output_layer, input_layer)
-    return dataclasses.replace(
-        model,
-        output_layer=found.output_layer,
-        input_layer=found.input_layer,
-        signed_features=found.signed,
-    )
+    return with_layers(with_loss(model, loss), output_layer, input_layer)[0]
 
 
 def _without_keys(others: Any) -> Any:
@@ -148,7 +148,138 @@ def _without_keys(others: Any) -> Any:
     return others
 
 
-__all__ = ["from_flax", "from_function", "from_torch", "is_file", "model_for"]
+class _Probe:
+    """A model at its start, a few inputs, and its dense layers."""
+
+    def __init__(self, model: Model) -> None:
+        key = jax.random.key(0)
+        self.model = model
+        self.params = model.init(key)
+        self.buffers = model.initial_buffers(key)
+        shape = (_BATCH, *model.input_shape)
+        self.inputs = jax.random.uniform(jax.random.fold_in(key, 1), shape)
+        named = self.params.items() if isinstance(self.params, Mapping) else ()
+        self.layers: dict[str, Mapping[str, Any]] = {
+            str(name): layer
+            for name, layer in named
+            if isinstance(layer, Mapping)
+            and getattr(layer.get("kernel"), "ndim", 0) == 2
+        }
+
+    @functools.cached_property
+    def gradient(self) -> Any:
+        """The gradient of the first input, with the label 0."""
+
+        def loss(params: PyTree) -> jax.Array:
+            target = jax.nn.one_hot(jnp.zeros(1, jnp.int32), self.model.classes)
+            logits = self.model.apply(params, self.buffers, self.inputs[:1])
+            return jnp.sum(self.model.example_loss(logits, target))
+
+        return jax.grad(loss)(self.params)
+
+    def check_outputs(self) -> None:
+        """Raises unless there is a logit for every class."""
+        given = (self.params, self.buffers, self.inputs)
+        shape = jax.eval_shape(self.model.apply, *given).shape
+        if shape != (_BATCH, self.model.classes):
+            raise InputError(
+                f"model {self.model.name!r} returns logits of shape {shape} for "
+                f"{_BATCH} inputs, expected {(_BATCH, self.model.classes)}: check "
+                "classes and loss"
+            )
+
+    def output_layer(self) -> str | None:
+        """Returns the dense layer whose bias moves the logits one for one."""
+        classes = self.model.classes
+        widths = {classes, 1} if classes == 2 else {classes}
+        fits = [
+            n for n, layer in self.layers.items() if layer["kernel"].shape[1] in widths
+        ]
+        sure = [name for name in fits if self._moves_logits(name)]
+        if sure:
+            return sure[-1]
+        bare = [name for name in fits if "bias" not in self.layers[name]]
+        return bare[0] if len(bare) == 1 else None
+
+    def _moves_logits(self, name: str) -> bool:
+        bias = self.layers[name].get("bias")
+        if bias is None:
+            return False
+
+        def logits(bias: jax.Array) -> jax.Array:
+            changed = {**self.params, name: {**self.params[name], "bias": bias}}
+            return self.model.apply(changed, self.buffers, self.inputs)
+
+        step = jnp.arange(1.0, len(bias) + 1)
+        _, tangent = jax.jvp(logits, (jnp.asarray(bias),), (step,))
+        both = len(bias) == self.model.classes
+        expected = step if both else jnp.stack([0 * step[0], step[0]])
+        return bool(jnp.max(jnp.abs(tangent - expected)) < _EXACT)
+
+    def input_layer(self, order: Any = None) -> str | None:
+        """Returns the dense layer whose kernel's gradient is input times bias' one.
+
+        `order` says which row of the kernel reads which of our inputs.
+        """
+        pixels = int(np.prod(self.model.input_shape))
+        flat = np.asarray(self.inputs[0]).ravel()
+        for name, layer in self.layers.items():
+            if "bias" not in layer or layer["kernel"].shape[0] != pixels:
+                continue
+            found = self.gradient[name]
+            kernel, bias = np.asarray(found["kernel"]), np.asarray(found["bias"])
+            kernel = kernel if order is None else kernel[order]
+            scale = np.abs(kernel).max()
+            gap = np.abs(kernel - np.outer(flat, bias)).max()
+            if scale > 0 and gap < _EXACT * scale:
+                return name
+        return None
+
+    def is_signed(self, layer: str) -> bool:
+        """Whether features of random inputs are negative: kernel over bias gradient."""
+        gradient = self.gradient[layer]
+        if "bias" not in gradient:
+            return False
+        bias = np.asarray(gradient["bias"])
+        place = int(np.abs(bias).argmax())
+        if bias[place] == 0:
+            return False
+        features = np.asarray(gradient["kernel"])[:, place] / bias[place]
+        return bool(features.min() < -_EXACT * np.abs(features).max())
+
+
+def with_layers(
+    model: Model,
+    output_layer: str | None = None,
+    input_layer: str | None = None,
+    channels_first: tuple[int, ...] | None = None,
+) -> tuple[Model, tuple[int, ...] | None]:
+    """Returns the model with the layers that were named, or found.
+
+    `channels_first` is the shape in which a foreign network flattens its inputs; where
+    the input layer reads them so, its rows are returned in the order of our inputs.
+    """
+    probe = _Probe(model)
+    for given in (output_layer, input_layer):
+        if given is not None and given not in probe.layers:
+            raise unknown_name("dense layer", given, probe.layers)
+    probe.check_outputs()
+    output_layer = output_layer or probe.output_layer()
+    input_layer = input_layer or probe.input_layer()
+    rows = None
+    if input_layer is None and channels_first is not None:
+        numbers = np.arange(np.prod(channels_first)).reshape(channels_first)
+        order = np.moveaxis(numbers, 0, -1).ravel()
+        input_layer = probe.input_layer(order)
+        rows = None if input_layer is None else tuple(order.tolist())
+    found = dataclasses.replace(
+        model,
+        output_layer=output_layer,
+        input_layer=input_layer,
+        signed_features=output_layer is not None and probe.is_signed(output_layer),
+    )
+    return found, rows
+
 
 _FILE = ".py:"
 

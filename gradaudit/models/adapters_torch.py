@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.errors import InputError
-from gradaudit.models.end_layers import found_layers
+from gradaudit.models.adapters import with_layers
 from gradaudit.models.model import Model, with_loss
 from gradaudit.types import Key, PyTree
 
@@ -220,26 +220,21 @@ def from_torch(
         drawn=redraw,
         alone=_has(torch, quiet, "conv._ConvNd") if alone is None else alone,
     )
-    model = with_loss(model, loss)
-    turned = (shape[0], *shape[1:]) if images else None
-    found = found_layers(model, output_layer, input_layer, turned)
-    if found.rows is not None:  # a dense layer over channels-first pixels
-        network = dataclasses.replace(
-            network,
-            entries=tuple(
-                dataclasses.replace(entry, rows=found.rows)
-                if entry.dense and entry.path[0] == found.input_layer
-                else entry
-                for entry in network.entries
-            ),
-        )
-        model = with_loss(dataclasses.replace(model, network=network), loss)
-    return dataclasses.replace(
-        model,
-        output_layer=found.output_layer,
-        input_layer=None if scaled[0] else found.input_layer,
-        signed_features=found.signed,
+    channels = shape if images else None
+    found, rows = with_layers(
+        with_loss(model, loss), output_layer, input_layer, channels
     )
+    if rows is not None:  # a dense layer over channels-first pixels
+        entries = tuple(
+            dataclasses.replace(entry, rows=rows)
+            if entry.dense and entry.path[0] == found.input_layer
+            else entry
+            for entry in network.entries
+        )
+        network = dataclasses.replace(network, entries=entries)
+        turned = with_loss(dataclasses.replace(model, network=network), loss)
+        found = dataclasses.replace(found, network=turned.network)
+    return dataclasses.replace(found, input_layer=None) if network.mean else found
 
 
 def _libraries() -> tuple[Any, Any]:

@@ -20,9 +20,8 @@ from gradaudit.cli.app import app
 from gradaudit.data import load_dataset
 from gradaudit.errors import InputError
 from gradaudit.models import build_model, from_flax, from_function
-from gradaudit.models.adapters import model_for
+from gradaudit.models.adapters import model_for, with_layers
 from gradaudit.models.check import Said, check_model
-from gradaudit.models.end_layers import found_layers
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.model import LOSSES, with_loss
 from gradaudit.types import Observation
@@ -150,7 +149,7 @@ def test_a_binary_loss_is_torchs(batch):
     logits = logits_of(params, batch[0])[:, 0]
     expected = optax.sigmoid_binary_cross_entropy(logits, labels)
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert found_layers(model).output_layer == "w"
+    assert with_layers(model)[0].output_layer == "w"
 
 
 @pytest.mark.parametrize("strategy", [LastLayer(), FromBias()])

@@ -9,12 +9,15 @@ import pytest
 
 from gradaudit.errors import InputError
 from gradaudit.models import convolution
-from gradaudit.models.convolution import Path, convolve, fastest, same_padding
-from gradaudit.models.convolution_maps import (
+from gradaudit.models.convolution import (
     MAPS,
-    compiled_convolution,
+    Path,
+    convolve,
+    fastest,
+    is_compiled,
     map_of,
     natively,
+    same_padding,
 )
 
 # (height, width, channels, features, kernel height, kernel width, stride, padding)
@@ -30,7 +33,7 @@ CASES = {
     "more features than a vector": (6, 9, 17, 35, 3, 3, 1, SAME),
     "windows of padding alone": (3, 3, 1, 2, 2, 2, 1, ((3, 2), (2, 3))),
 }
-OTHERS = ("patches", *(["compiled"] if compiled_convolution() else []))
+OTHERS = ("patches", *(["compiled"] if is_compiled() else []))
 COMPARED = ("native", *OTHERS)  # names: keys of a tree must be sortable
 
 
@@ -41,9 +44,9 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 def setting(case: str, units: int = 2):
     """Returns inputs, kernel and a function of (path) -> convolution of the two."""
     height, width, channels, features, tall, wide, stride, padding = CASES[case]
-    if padding is SAME:
-        padding = same_padding(height, width, (tall, wide), stride)
     inputs = draw(0, units, height, width, channels)
+    if padding is SAME:
+        padding = same_padding(inputs, (tall, wide), stride)
     kernel = draw(1, tall, wide, channels, features)
 
     def function(path: str):
@@ -149,7 +152,7 @@ def test_either_operand_may_be_shared_along_any_of_several_axes(quick_jit):
             assert_close(results[path], results["native"])
 
 
-@pytest.mark.skipif(compiled_convolution() is None, reason="there was no C compiler")
+@pytest.mark.skipif(not is_compiled(), reason="there was no C compiler")
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("shared", [(), (0,), (1,), (0, 1)], ids=str)
 def test_what_other_platforms_run_is_the_same_map(name, shared):
@@ -183,7 +186,7 @@ def test_what_runs_beside_changes_no_bit():
 
 
 def test_without_a_compiler_there_are_patches(monkeypatch):
-    monkeypatch.setattr(convolution, "compiled_convolution", lambda: None)
+    monkeypatch.setattr(convolution, "is_compiled", lambda: False)
     inputs, kernel, function = setting("attack net")
     assert fastest() is Path.PATCHES
     assert_close(function("auto")(inputs, kernel), function("native")(inputs, kernel))
@@ -206,14 +209,3 @@ def test_the_backend_decides(monkeypatch, backend, convolves_natively):
     inputs, kernel, function = setting("attack net")
     program = str(jax.make_jaxpr(function("auto"))(inputs, kernel))
     assert ("conv_general_dilated" in program) == convolves_natively
-
-
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
-def test_same_padding_is_that_of_lax(stride, window):
-    for length in range(1, 12):
-        expected = jax.lax.padtype_to_pads(
-            (length, 7), (window, 3), (stride, stride), "SAME"
-        )
-        padding = same_padding(length, 7, (window, 3), stride)
-        assert list(padding) == [tuple(map(int, pair)) for pair in expected]

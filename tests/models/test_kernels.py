@@ -17,8 +17,7 @@ from gradaudit.attacks.objective import Layout, objective
 from gradaudit.attacks.presets import cpl
 from gradaudit.data import CATALOGUE, Origin, load_dataset
 from gradaudit.errors import InputError
-from gradaudit.models.convolution import Path
-from gradaudit.models.convolution_maps import MAPS, compiled_convolution, target
+from gradaudit.models.convolution import MAPS, Path, is_compiled, target
 from gradaudit.models.gradients import (
     batch_gradient,
     has_kinks,
@@ -173,7 +172,7 @@ OURS = [jax.export.DisabledSafetyCheck.custom_call(target(name)) for name in MAP
 @pytest.mark.parametrize("path", Path, ids=lambda path: path.value)
 @pytest.mark.parametrize("kernel", ["per example", "matching"])
 def test_lowers_for_every_platform(path, kernel):
-    if path is Path.COMPILED and compiled_convolution() is None:
+    if path is Path.COMPILED and not is_compiled():
         pytest.skip("there was no C compiler")
     model = build_model("cpl", (12, 12, 1), 4, path)
     params = jax.eval_shape(model.init, jax.random.key(0))
