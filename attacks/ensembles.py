@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from gradaudit.attacks.objective import Layout
 from gradaudit.attacks.problem import Couple, Pool
+from gradaudit.attacks.starts import Layout
 from gradaudit.errors import InputError
 from gradaudit.types import Status
 

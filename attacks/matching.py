@@ -16,19 +16,21 @@ from gradaudit.attacks.distances import Distance, SquaredL2
 from gradaudit.attacks.ensembles import Coupling, Pooling
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.lbfgs import LBFGS, Clock, Progress
-from gradaudit.attacks.objective import (
+from gradaudit.attacks.objective import objective
+from gradaudit.attacks.optimizers import Optimizer
+from gradaudit.attacks.priors import Prior, apart, in_nats
+from gradaudit.attacks.problem import Alone, Problem, Reading, Together
+from gradaudit.attacks.starts import (
+    Initialization,
     Layout,
+    Patterned,
+    Relaxation,
     Start,
     continued,
     first_position,
     layout_of,
-    objective,
     pixel_box,
 )
-from gradaudit.attacks.optimizers import Optimizer
-from gradaudit.attacks.priors import Prior, apart, in_nats
-from gradaudit.attacks.problem import Alone, Problem, Reading, Together
-from gradaudit.attacks.starts import Initialization, Patterned, Relaxation
 from gradaudit.errors import InputError
 from gradaudit.evidence import Told
 from gradaudit.models.model import Model

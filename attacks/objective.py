@@ -1,184 +1,164 @@
 """The objective of gradient matching: how far dummy data is from explaining a leak.
 
-What is unknown lies in one vector: the pixels (or what a relaxation moves in their
-place) and, where labels are part of the search, a row of scores per example whose
-softmax is its soft label.
+A guess explains each look at a victim, and an `Account` says how well, by a distance
+and without a prior; the objective adds up the looks and what is believed of inputs.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from gradaudit.attacks.accounts import Account, accounts, misfit, shares
+from gradaudit import tree
 from gradaudit.attacks.distances import Distance
-from gradaudit.attacks.labels import LabelStrategy
+from gradaudit.attacks.likelihood import truth_in_nats
 from gradaudit.attacks.priors import Prior, in_nats, told
 from gradaudit.attacks.priors import residuals as of_prior
-from gradaudit.attacks.starts import Form, Initialization
-from gradaudit.models.gradients import one_hot
+from gradaudit.attacks.starts import Layout
+from gradaudit.evidence import Evidence
+from gradaudit.models.gradients import unrolled_update
 from gradaudit.models.model import Model
-from gradaudit.types import Key, Observation
+from gradaudit.types import Observation, PyTree
 
 _held = jax.lax.stop_gradient
-_DOUBT = 0.05  # of an example, in every class: an inferred count may be wrong
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """How dummy inputs and, if they are searched for, soft labels lie in one vector."""
-
-    inputs: tuple[int, ...]  # (examples, *input_shape)
-    classes: int
-    searches_labels: bool
-    form: Form | None = None  # what the coordinates are, if not the pixels themselves
-
-    @property
-    def free(self) -> tuple[int, ...]:
-        """The shape of what is moved in place of the inputs."""
-        if self.form is None:
-            return self.inputs
-        return self.inputs[0], self.form.width
-
-    @property
-    def pixels(self) -> int:
-        """The number of coordinates that stand for pixels."""
-        return int(np.prod(self.free))
-
-    @property
-    def size(self) -> int:
-        """The number of all coordinates."""
-        return self.pixels + self.searches_labels * self.inputs[0] * self.classes
-
-    def images(self, position: Any) -> Any:
-        """Returns the dummy inputs."""
-        free = position[: self.pixels].reshape(self.free)
-        return free if self.form is None else self.form.inputs(free)
-
-    def coordinates(self, inputs: jax.Array) -> jax.Array:
-        """Returns the coordinates that stand for these inputs, flat."""
-        free = inputs if self.form is None else self.form.free(inputs)
-        return free.reshape(-1).astype(jnp.float32)
-
-    def scores(self, position: Any) -> Any:
-        """Returns the scores of the soft labels, (examples, classes)."""
-        return position[self.pixels :].reshape(self.inputs[0], self.classes)
-
-    def labels(self, position: jax.Array, fixed: jax.Array) -> jax.Array:
-        """Returns the labels that the attacker hands in."""
-        if not self.searches_labels:
-            return fixed
-        return jnp.argmax(self.scores(position), axis=-1).astype(jnp.int32)
-
-    def unpack(
-        self, position: jax.Array, fixed: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the dummy inputs and their target weights (examples, classes)."""
-        if self.searches_labels:
-            targets = jax.nn.softmax(self.scores(position))
-        else:
-            targets = one_hot(fixed, self.classes)
-        return self.images(position), targets
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """Where a search begins: the first pixels, and what is taken for the labels.
-
-    `ordered` says that the attack replays local steps, so that it matters which label
-    is in which of them.
-    """
-
-    pixels: Initialization
-    labels: LabelStrategy
-    ordered: bool
-
-    def __call__(
-        self, key: Key, model: Model, observation: Observation
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """Returns pixels (examples, *shape), and fixed labels or first scores."""
-        shape = (observation.training.examples, *model.input_shape)
-        pixel_key, label_key = jax.random.split(key)
-        pixels = self.pixels(pixel_key, shape).astype(jnp.float32)
-        labels = self.labels(label_key, model, _averaged(observation))
-        if labels is None:  # nothing is known of them
-            drawn = jax.random.fold_in(label_key, 1)
-            return pixels, None, jax.random.normal(drawn, (shape[0], model.classes))
-        if labels.ndim == 2:
-            return pixels, None, labels
-        if self.ordered and not getattr(self.labels, "ordered", False):
-            # Inferred counts don't say which step had which label: a search from
-            # their shares can end at any order, the true one included.
-            counts = jnp.sum(one_hot(labels, model.classes), axis=0) + _DOUBT
-            shares = jnp.log(counts / jnp.sum(counts))
-            return pixels, None, jnp.broadcast_to(shares, (shape[0], model.classes))
-        return pixels, labels, None
-
-
-def _averaged(observation: Observation) -> Observation:
-    """Returns the mean of all looks: what gradients say of labels is said in each."""
-    if not observation.others:
-        return observation
-    sent = [look.sent for look in observation.looks]
-    mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *sent)
-    return dataclasses.replace(observation, sent=mean, others=())
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _begun(start: Start, model: Model, key: Key, observation: Observation) -> Any:
-    return start(key, model, observation)  # never run: only its shapes are asked for
-
-
-def layout_of(
-    start: Start, model: Model, observation: Observation, form: Form | None = None
-) -> Layout:
-    """Returns the layout of one victim's unknowns; asks the parts, by their shapes."""
-    key = jax.random.key(0)
-    shapes: Any = _begun.eval_shape
-    pixels, labels, _ = shapes(start, model, key, observation)
-    return Layout(pixels.shape, model.classes, labels is None, form)
-
-
-def first_position(
-    start: Start, layout: Layout, key: Key, model: Model, observation: Observation
-) -> tuple[jax.Array, jax.Array]:
-    """Returns where the search starts, and the labels it takes for the true ones."""
-    pixels, labels, scores = start(key, model, observation)
-    position = layout.coordinates(pixels)
-    if labels is not None:
-        return position, labels
-    assert scores is not None  # one of the two always is
-    position = jnp.concatenate([position, scores.reshape(-1)])
-    return position, jnp.zeros(layout.inputs[0], jnp.int32)
-
-
-def continued(
-    layout: Layout,
+def guessed_gradient(
+    model: Model,
+    observation: Observation,
+    replays: bool,
     inputs: jax.Array,
-    labels: jax.Array,
-    own: tuple[jax.Array, jax.Array],
-    boxed: bool,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns where a search goes on from an answer, or its own start if it has none.
+    targets: jax.Array,
+) -> PyTree:
+    """Returns what these inputs would have leaked, on the scale of a gradient."""
+    training = observation.training
+    if not replays:
+        # Without replay, L steps count as one gradient that was added L times.
+        gradient = jax.grad(model.loss)(
+            observation.params, observation.buffers, inputs, targets
+        )
+        return tree.scale(training.local_steps, gradient)
+    images, weights = (
+        leaf.reshape(training.local_steps, -1, *leaf.shape[1:])
+        for leaf in (inputs, targets)
+    )
+    rate = training.learning_rate
+    update = unrolled_update(
+        model, observation.params, observation.buffers, images, weights, rate
+    )
+    return tree.scale(-1.0 / rate, update)
 
-    Labels that are searched for start near those of the answer. A `boxed` search goes
-    on from inside the box: no step from outside would help.
+
+def expected_evidence(
+    model: Model,
+    observation: Observation,
+    replays: bool,
+    inputs: jax.Array,
+    targets: jax.Array,
+) -> Evidence:
+    """Returns what the told defense makes of these inputs, on a gradient's scale."""
+    told, memory = observation.told, observation.memory
+    training, rate = observation.training, observation.training.learning_rate
+
+    def of_batch(params: PyTree, batch: tuple[jax.Array, jax.Array]) -> Evidence:
+        def one(example: jax.Array, target: jax.Array) -> PyTree:
+            return jax.grad(model.loss)(
+                params, observation.buffers, example[None], target[None]
+            )
+
+        units = Evidence.exact(jax.vmap(one)(*batch))
+        return told.per_example(units, memory)  # type: ignore[no-any-return]
+
+    if not told.reads_updates:
+        return of_batch(observation.params, (inputs, targets))
+    steps = training.local_steps if replays else 1
+    batches = [leaf.reshape(steps, -1, *leaf.shape[1:]) for leaf in (inputs, targets)]
+    # Without replay, L steps count as one gradient that was added L times.
+    repeated = 1 if replays else training.local_steps
+    params, total = observation.params, None
+    for step in range(steps):
+        mean = of_batch(params, (batches[0][step], batches[1][step])).mean()
+        moved = mean.scaled([-rate * repeated] * len(jax.tree.leaves(mean.expected)))
+        params = jax.tree.map(lambda p, e: p + e[0], params, moved.expected)
+        total = moved if total is None else total.plus(moved)
+    assert total is not None
+    arrived = told.update(total, memory)
+    count = len(jax.tree.leaves(arrived.expected))
+    return arrived.scaled([-1.0 / rate] * count)  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """What a guess explains of one look, by a distance, without a prior.
+
+    `guess` is its gradient or, if the defense is told, `known` is evidence about it.
     """
-    position = layout.coordinates(inputs)
-    if layout.searches_labels:
-        shares = one_hot(labels, layout.classes) + _DOUBT
-        scores = jnp.log(shares / jnp.sum(shares, axis=-1, keepdims=True))
-        position, fixed = jnp.concatenate([position, scores.reshape(-1)]), own[1]
-    else:
-        fixed = labels.astype(own[1].dtype)
-    if boxed:
-        position = pixel_box(layout)(position)
-    answered = jnp.all(jnp.isfinite(inputs)) & jnp.all(labels >= 0)
-    return jnp.where(answered, position, own[0]), jnp.where(answered, fixed, own[1])
+
+    distance: Distance
+    read: PyTree
+    guess: PyTree
+    known: Evidence | None
+
+    @property
+    def misfit(self) -> jax.Array:
+        """How far the guess is from explaining what leaked."""
+        if self.known is None:
+            return self.distance(self.guess, self.read)
+        return self.distance.misfit(self.known, self.read)
+
+    @property
+    def residuals(self) -> list[jax.Array]:
+        """Arrays whose squares add up to the misfit."""
+        if self.known is None:
+            return self.distance.residuals(self.guess, self.read)
+        return self.distance.unexplained(self.known, self.read)
+
+    @property
+    def nat(self) -> jax.Array:
+        """By how much the misfit grows if the look is e times less likely."""
+        return _held(self.distance.nat(self.known, self.read))
+
+    @property
+    def expected(self) -> jax.Array:
+        """How many nats noise of any size costs the truth."""
+        return truth_in_nats(self.known, self.read)
+
+
+def accounts(
+    distance: Distance,
+    model: Model,
+    observation: Observation,
+    replays: bool,
+    inputs: jax.Array,
+    targets: jax.Array,
+) -> list[Account]:
+    """Returns what these inputs explain of every look at a victim."""
+
+    def of(look: Observation) -> Account:
+        asked = model, look, replays, inputs, targets
+        if look.told is None:
+            return Account(distance, look.gradient, guessed_gradient(*asked), None)
+        return Account(distance, look.gradient, None, expected_evidence(*asked))
+
+    return [of(look) for look in observation.looks]
+
+
+def shares(looks: list[Account]) -> list[jax.Array | float]:
+    """Returns by what each look's misfit counts in their joint one.
+
+    In proportion to what a nat of it is worth: then the looks' log likelihoods add up.
+    n looks with the same parameters and noise are one of a variance n times smaller.
+    """
+    if len(looks) == 1:
+        return [1.0]
+    return [looks[0].nat / (len(looks) * look.nat) for look in looks]
+
+
+def misfit(looks: list[Account]) -> jax.Array:
+    """Returns how far a guess is from explaining all looks, in units of the first."""
+    parts = zip(looks, shares(looks), strict=True)
+    return jnp.sum(jnp.stack([share * look.misfit for look, share in parts]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,14 +246,3 @@ def objective(
         return flat.astype(position.dtype)
 
     return Objective(total, residuals)
-
-
-def pixel_box(layout: Layout) -> Callable[[jax.Array], jax.Array]:
-    """Returns the projection onto pixels in [0, 1]; scores are left alone.
-
-    Of a relaxation, only what it says is moved into the box.
-    """
-    free = layout.free
-    own = np.ones(free, bool) if layout.form is None else layout.form.boxed(free)
-    inside = np.append(own.reshape(-1), np.zeros(layout.size - layout.pixels, bool))
-    return lambda position: jnp.where(inside, jnp.clip(position, 0.0, 1.0), position)

@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit import tree
-from gradaudit.attacks.accounts import Account, accounts, misfit
 from gradaudit.attacks.base import Attack, Member
 from gradaudit.attacks.distances import Cosine, RelativeL2, TensorCosine
 from gradaudit.attacks.labels import Counts, LabelStrategy
 from gradaudit.attacks.likelihood import ROUNDING, TINY
 from gradaudit.attacks.matching import WHOLE_RUN, Matching, Stop
+from gradaudit.attacks.objective import Account, accounts, misfit
 from gradaudit.attacks.optimizers import Adam
 from gradaudit.attacks.peeling import Peeling
 from gradaudit.attacks.priors import Prior, Smooth, TotalVariation, apart

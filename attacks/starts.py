@@ -1,22 +1,33 @@
-"""Where the dummy data starts, and what the search moves in place of it.
+"""Where the dummy data starts, what the search moves in place of it, and where it lies.
 
-A start maps a key and a shape to pixels. A relaxation maps free numbers to valid
-inputs: a part of `Matching`, which for a model gives a form that is frozen and
+An initialization maps a key and a shape to pixels. A relaxation maps free numbers to
+valid inputs: a part of `Matching`, which for a model gives a form that is frozen and
 hashable, and knows the columns of the table.
+
+What is unknown lies in one vector: the pixels (or what a relaxation moves in their
+place) and, where labels are part of the search, a row of scores per example whose
+softmax is its soft label.
 """
 
 import dataclasses
-from typing import Protocol
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from gradaudit.attacks.labels import LabelStrategy
 from gradaudit.data.dataset import Column
 from gradaudit.errors import InputError
+from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
-from gradaudit.types import Key
+from gradaudit.types import Key, Observation
+
+_LEAST = 1e-3  # a share that starts at zero would stay there
+_DOUBT = 0.05  # of an example, in every class: an inferred count may be wrong
 
 
 class Initialization(Protocol):
@@ -87,36 +98,6 @@ class Colour:
         """Returns one flat colour per example."""
         colour = (shape[0], *[1] * (len(shape) - 2), shape[-1])
         return jnp.broadcast_to(jax.random.uniform(key, colour), shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class PublicImage:
-    """A given public example for every dummy; kept as bytes, so that it is hashable."""
-
-    shape: tuple[int, ...]
-    pixels: bytes = dataclasses.field(repr=False)
-
-    @classmethod
-    def of(cls, image: np.ndarray) -> "PublicImage":
-        """Makes one from an array (*input_shape) in [0, 1]."""
-        values = np.ascontiguousarray(image, np.float32)
-        if not np.isfinite(values).all():
-            raise InputError("the public image holds NaN")
-        return cls(values.shape, values.tobytes())
-
-    def __call__(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
-        """Returns the image once per example."""
-        del key
-        if self.shape != tuple(shape[1:]):
-            raise InputError(
-                f"the public image has shape {self.shape}, the inputs "
-                f"{tuple(shape[1:])}"
-            )
-        image = np.frombuffer(self.pixels, np.float32).reshape(self.shape)
-        return jnp.broadcast_to(jnp.asarray(image), shape)
-
-
-_LEAST = 1e-3  # a share that starts at zero would stay there
 
 
 class Form(Protocol):
@@ -233,3 +214,167 @@ class MixedForm:
 def _width(column: Column) -> int:
     """Returns how many free numbers a column takes."""
     return column.features + column.optional
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How dummy inputs and, if they are searched for, soft labels lie in one vector."""
+
+    inputs: tuple[int, ...]  # (examples, *input_shape)
+    classes: int
+    searches_labels: bool
+    form: Form | None = None  # what the coordinates are, if not the pixels themselves
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The shape of what is moved in place of the inputs."""
+        if self.form is None:
+            return self.inputs
+        return self.inputs[0], self.form.width
+
+    @property
+    def pixels(self) -> int:
+        """The number of coordinates that stand for pixels."""
+        return int(np.prod(self.free))
+
+    @property
+    def size(self) -> int:
+        """The number of all coordinates."""
+        return self.pixels + self.searches_labels * self.inputs[0] * self.classes
+
+    def images(self, position: Any) -> Any:
+        """Returns the dummy inputs."""
+        free = position[: self.pixels].reshape(self.free)
+        return free if self.form is None else self.form.inputs(free)
+
+    def coordinates(self, inputs: jax.Array) -> jax.Array:
+        """Returns the coordinates that stand for these inputs, flat."""
+        free = inputs if self.form is None else self.form.free(inputs)
+        return free.reshape(-1).astype(jnp.float32)
+
+    def scores(self, position: Any) -> Any:
+        """Returns the scores of the soft labels, (examples, classes)."""
+        return position[self.pixels :].reshape(self.inputs[0], self.classes)
+
+    def labels(self, position: jax.Array, fixed: jax.Array) -> jax.Array:
+        """Returns the labels that the attacker hands in."""
+        if not self.searches_labels:
+            return fixed
+        return jnp.argmax(self.scores(position), axis=-1).astype(jnp.int32)
+
+    def unpack(
+        self, position: jax.Array, fixed: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the dummy inputs and their target weights (examples, classes)."""
+        if self.searches_labels:
+            targets = jax.nn.softmax(self.scores(position))
+        else:
+            targets = one_hot(fixed, self.classes)
+        return self.images(position), targets
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where a search begins: the first pixels, and what is taken for the labels.
+
+    `ordered` says that the attack replays local steps, so that it matters which label
+    is in which of them.
+    """
+
+    pixels: Initialization
+    labels: LabelStrategy
+    ordered: bool
+
+    def __call__(
+        self, key: Key, model: Model, observation: Observation
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+        """Returns pixels (examples, *shape), and fixed labels or first scores."""
+        shape = (observation.training.examples, *model.input_shape)
+        pixel_key, label_key = jax.random.split(key)
+        pixels = self.pixels(pixel_key, shape).astype(jnp.float32)
+        labels = self.labels(label_key, model, _averaged(observation))
+        if labels is None:  # nothing is known of them
+            drawn = jax.random.fold_in(label_key, 1)
+            return pixels, None, jax.random.normal(drawn, (shape[0], model.classes))
+        if labels.ndim == 2:
+            return pixels, None, labels
+        if self.ordered and not getattr(self.labels, "ordered", False):
+            # Inferred counts don't say which step had which label: a search from
+            # their shares can end at any order, the true one included.
+            counts = jnp.sum(one_hot(labels, model.classes), axis=0) + _DOUBT
+            shares = jnp.log(counts / jnp.sum(counts))
+            return pixels, None, jnp.broadcast_to(shares, (shape[0], model.classes))
+        return pixels, labels, None
+
+
+def _averaged(observation: Observation) -> Observation:
+    """Returns the mean of all looks: what gradients say of labels is said in each."""
+    if not observation.others:
+        return observation
+    sent = [look.sent for look in observation.looks]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *sent)
+    return dataclasses.replace(observation, sent=mean, others=())
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _begun(start: Start, model: Model, key: Key, observation: Observation) -> Any:
+    return start(key, model, observation)  # never run: only its shapes are asked for
+
+
+def layout_of(
+    start: Start, model: Model, observation: Observation, form: Form | None = None
+) -> Layout:
+    """Returns the layout of one victim's unknowns; asks the parts, by their shapes."""
+    key = jax.random.key(0)
+    shapes: Any = _begun.eval_shape
+    pixels, labels, _ = shapes(start, model, key, observation)
+    return Layout(pixels.shape, model.classes, labels is None, form)
+
+
+def first_position(
+    start: Start, layout: Layout, key: Key, model: Model, observation: Observation
+) -> tuple[jax.Array, jax.Array]:
+    """Returns where the search starts, and the labels it takes for the true ones."""
+    pixels, labels, scores = start(key, model, observation)
+    position = layout.coordinates(pixels)
+    if labels is not None:
+        return position, labels
+    assert scores is not None  # one of the two always is
+    position = jnp.concatenate([position, scores.reshape(-1)])
+    return position, jnp.zeros(layout.inputs[0], jnp.int32)
+
+
+def continued(
+    layout: Layout,
+    inputs: jax.Array,
+    labels: jax.Array,
+    own: tuple[jax.Array, jax.Array],
+    boxed: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns where a search goes on from an answer, or its own start if it has none.
+
+    Labels that are searched for start near those of the answer. A `boxed` search goes
+    on from inside the box: no step from outside would help.
+    """
+    position = layout.coordinates(inputs)
+    if layout.searches_labels:
+        shares = one_hot(labels, layout.classes) + _DOUBT
+        scores = jnp.log(shares / jnp.sum(shares, axis=-1, keepdims=True))
+        position, fixed = jnp.concatenate([position, scores.reshape(-1)]), own[1]
+    else:
+        fixed = labels.astype(own[1].dtype)
+    if boxed:
+        position = pixel_box(layout)(position)
+    answered = jnp.all(jnp.isfinite(inputs)) & jnp.all(labels >= 0)
+    return jnp.where(answered, position, own[0]), jnp.where(answered, fixed, own[1])
+
+
+def pixel_box(layout: Layout) -> Callable[[jax.Array], jax.Array]:
+    """Returns the projection onto pixels in [0, 1]; scores are left alone.
+
+    Of a relaxation, only what it says is moved into the box.
+    """
+    free = layout.free
+    own = np.ones(free, bool) if layout.form is None else layout.form.boxed(free)
+    inside = np.append(own.reshape(-1), np.zeros(layout.size - layout.pixels, bool))
+    return lambda position: jnp.where(inside, jnp.clip(position, 0.0, 1.0), position)

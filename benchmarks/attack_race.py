@@ -15,7 +15,7 @@ import numpy as np
 from gradaudit import machine
 from gradaudit.attacks.base import Victims
 from gradaudit.attacks.matching import Matching, Stop
-from gradaudit.attacks.objective import Start
+from gradaudit.attacks.starts import Start
 from gradaudit.benchmarks import torch_reference
 from gradaudit.benchmarks.peer_room import peer_python
 from gradaudit.benchmarks.suite import Context, Plain

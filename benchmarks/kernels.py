@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from gradaudit import machine
 from gradaudit.attacks.distances import SquaredL2
 from gradaudit.attacks.lanes import default_slots
-from gradaudit.attacks.objective import Layout, objective
+from gradaudit.attacks.objective import objective
+from gradaudit.attacks.starts import Layout
 from gradaudit.benchmarks.suite import Context, Plain
 from gradaudit.data import load_dataset
 from gradaudit.models.convolution import Path

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from gradaudit import tree
-from gradaudit.attacks.accounts import guessed_gradient
+from gradaudit.attacks.objective import guessed_gradient
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense, init_states
 from gradaudit.distinguish.line_up import scores_of, told

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.attacks.accounts import expected_evidence
+from gradaudit.attacks.objective import expected_evidence
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import ToldDefense
 from gradaudit.evidence import Evidence

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from gradaudit.attacks import PRESETS, Matching, Victims, cpl
-from gradaudit.attacks.objective import Layout, Objective, Start, layout_of, objective
+from gradaudit.attacks.objective import Objective, objective
+from gradaudit.attacks.starts import Layout, Start, layout_of
 from gradaudit.data import load_dataset
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.model import Model

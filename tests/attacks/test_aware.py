@@ -10,8 +10,9 @@ import pytest
 import gradaudit as ga
 from gradaudit.attacks import presets
 from gradaudit.attacks.distances import Cosine, RelativeL2, SquaredL2
-from gradaudit.attacks.objective import Layout, objective
+from gradaudit.attacks.objective import objective
 from gradaudit.attacks.priors import Smooth
+from gradaudit.attacks.starts import Layout
 from gradaudit.audit.scenario import Simulated
 from gradaudit.data import load_dataset
 from gradaudit.defenses.clipping import Clip, Scope

@@ -9,8 +9,9 @@ import pytest
 
 from gradaudit.attacks import lanes
 from gradaudit.attacks.distances import RelativeL2
-from gradaudit.attacks.objective import Layout, objective
+from gradaudit.attacks.objective import objective
 from gradaudit.attacks.presets import cpl
+from gradaudit.attacks.starts import Layout
 from gradaudit.models.convolution import Path
 from gradaudit.models.networks import build_model
 from gradaudit.types import Observation

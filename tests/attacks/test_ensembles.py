@@ -10,10 +10,9 @@ import pytest
 from gradaudit.attacks import Matching
 from gradaudit.attacks.ensembles import Consistency, MedianVote, alignments
 from gradaudit.attacks.matching import Stop
-from gradaudit.attacks.objective import Layout
 from gradaudit.attacks.optimizers import Adam
 from gradaudit.attacks.priors import RunningStatistics, told
-from gradaudit.attacks.starts import Mixed, MixedForm
+from gradaudit.attacks.starts import Layout, Mixed, MixedForm
 from gradaudit.data import load_dataset
 from gradaudit.data.dataset import Column
 from gradaudit.data.formats.tabular import adult_columns

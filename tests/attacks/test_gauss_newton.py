@@ -14,7 +14,7 @@ from gradaudit.attacks.distances import Cosine, RelativeL2, SquaredL2, TensorCos
 from gradaudit.attacks.gauss_newton import _linear
 from gradaudit.attacks.lbfgs import Clock
 from gradaudit.attacks.objective import Objective
-from gradaudit.attacks.priors import OutsideBox, SmallPixels, Smooth, TotalVariation
+from gradaudit.attacks.priors import SmallPixels, Smooth, TotalVariation
 from gradaudit.attacks.priors import residuals as of_prior
 from gradaudit.evidence import Evidence
 
@@ -59,9 +59,7 @@ def test_the_squares_of_what_is_unexplained_are_the_misfit(distance, kind):
     )
 
 
-@pytest.mark.parametrize(
-    "prior", [TotalVariation(0.3), Smooth(2.0), SmallPixels(2.0), OutsideBox(2.0)]
-)
+@pytest.mark.parametrize("prior", [TotalVariation(0.3), Smooth(2.0), SmallPixels(2.0)])
 def test_the_squares_of_a_priors_residuals_are_its_penalty(prior):
     images = jax.random.normal(KEY, (2, 6, 5, 1))
     found = squares([of_prior(prior, images)])

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from gradaudit.attacks import Matching, Stop, Victims, cpl
-from gradaudit.attacks.accounts import guessed_gradient
 from gradaudit.attacks.labels import Counts, Joint, Known, LastLayer
-from gradaudit.attacks.objective import Start, first_position
-from gradaudit.attacks.starts import Constant, Normal
+from gradaudit.attacks.objective import guessed_gradient
+from gradaudit.attacks.starts import Constant, Normal, Start, first_position
 from gradaudit.data import load_dataset
 from gradaudit.models.gradients import one_hot, unrolled_update
 from gradaudit.models.networks import build_model

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import gradaudit as ga
-from gradaudit.attacks.accounts import accounts, misfit
 from gradaudit.attacks.distances import RelativeL2
-from gradaudit.attacks.objective import Layout, objective
+from gradaudit.attacks.objective import accounts, misfit, objective
 from gradaudit.attacks.priors import Smooth
+from gradaudit.attacks.starts import Layout
 from gradaudit.audit.scenario import Simulated
 from gradaudit.data import load_dataset
 from gradaudit.federation.setting import Setting

@@ -16,7 +16,8 @@ import pytest
 from gradaudit.attacks.base import Best
 from gradaudit.attacks.distances import SquaredL2
 from gradaudit.attacks.lbfgs import LBFGS, Clock, Memory
-from gradaudit.attacks.objective import Layout, objective
+from gradaudit.attacks.objective import objective
+from gradaudit.attacks.starts import Layout
 from gradaudit.models.convolution import Path, fastest
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.networks import build_model

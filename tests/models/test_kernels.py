@@ -13,8 +13,9 @@ from jax.sharding import AbstractMesh, AxisType
 from gradaudit import machine, tree
 from gradaudit.attacks import lanes
 from gradaudit.attacks.distances import SquaredL2
-from gradaudit.attacks.objective import Layout, objective
+from gradaudit.attacks.objective import objective
 from gradaudit.attacks.presets import cpl
+from gradaudit.attacks.starts import Layout
 from gradaudit.data import CATALOGUE, Origin, load_dataset
 from gradaudit.errors import InputError
 from gradaudit.models.convolution import MAPS, Path, is_compiled, target
