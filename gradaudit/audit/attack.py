@@ -18,7 +18,7 @@ from gradaudit.attacks.base import Attack
 from gradaudit.audit.attack_result import AttackResult
 from gradaudit.audit.attack_run import Attacking, Run, Tell
 from gradaudit.audit.captured_files import read_tensor_file
-from gradaudit.audit.captured_observation import arranged
+from gradaudit.audit.captured_scenario import arranged
 from gradaudit.audit.informed import LINE_UPS
 from gradaudit.audit.processes import Processes
 from gradaudit.audit.resume import Kept, fingerprint

@@ -19,9 +19,9 @@ from gradaudit.audit.attack import chosen_attack
 from gradaudit.audit.attack_result import AttackResult
 from gradaudit.audit.attack_run import Attacking, Run, Tell
 from gradaudit.audit.captured_files import Capture, content_digest, find, read_capture
-from gradaudit.audit.captured_result import UnseenResult, line_up_of
+from gradaudit.audit.captured_line_up import line_up_of, pick
+from gradaudit.audit.captured_result import Answer, UnseenResult, weigh
 from gradaudit.audit.captured_scenario import UNKNOWN, Captured, private_data, truths_of
-from gradaudit.audit.captured_scores import Answer, pick, weigh
 from gradaudit.audit.mechanism_check import mechanism_check
 from gradaudit.audit.resume import Kept
 from gradaudit.audit.threat import Threat, remarks
@@ -69,7 +69,7 @@ def attack_captured(
       captured: a folder of one update, or of many (see docs/own-system.md).
       model: the client's model, its name, or `path/to/file.py:build`.
       truth: the clients' examples as .npz (x, y), or a folder of them; without it the
-        result says what can be said: see `gradaudit.audit.captured_scores`.
+        result says what can be said: see `gradaudit.audit.captured_result`.
       candidates: examples as .npz, among which the client's may be: who was it?
       method: an attack, or its name with parameters (`cpl:init=uniform`).
       defense: what the client or the server did to the update, for an aware threat.
@@ -264,7 +264,7 @@ def _unseen(
     notes = remarks(run.attack, run.defense, run.threat)
     answers: list[Answer] = []
     interrupted, done, total = False, 0, scenario.count * starts
-    for number, group in enumerate(scenario.groups_of(starts)):
+    for number, group in enumerate(scenario.groups(starts)):
         begun = _Begun(run.attack.trials, total, done, progress)
         own = key if number == 0 else jax.random.fold_in(key, number)
         try:

@@ -33,7 +33,7 @@ _SHOWN = 5  # names of tensors in a message
 # Of format 1, which had types and no places.
 Arrays = dict[str, NDArray[Any]]
 
-PLACE_OF_TYPE = {2: "example", 1: "wire", 0: "server"}
+_PLACE_OF_TYPE = {2: "example", 1: "wire", 0: "server"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _facts(path: pathlib.Path, about: Any) -> Facts:
         )
     if known == 1:
         kind = about.get("type")  # whatever is not one of ours is refused as a place
-        place = PLACE_OF_TYPE.get(kind, kind) if isinstance(kind, int) else kind
+        place = _PLACE_OF_TYPE.get(kind, kind) if isinstance(kind, int) else kind
         about = about | {"place": place}
     names = {field.name for field in dataclasses.fields(Facts)}
     for name in about:

@@ -1,31 +1,138 @@
 """A captured observation and n candidates: which of them was it?"""
 
 import dataclasses
+import functools
 import pathlib
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from gradaudit import files, machine
-from gradaudit.audit.captured_observation import load_observation
+from gradaudit import files, machine, tree
+from gradaudit.attacks.objective import guessed_gradient
+from gradaudit.audit.captured_files import read_capture
+from gradaudit.audit.captured_scenario import observation_of, told_to
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
-from gradaudit.defenses.transforms import Defense, init_states
-from gradaudit.distinguish.line_up import scores_of, told
+from gradaudit.defenses.transforms import Defense
+from gradaudit.distinguish.line_up import scores_of
 from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.federation.setting import Setting
 from gradaudit.models.adapters import model_for
+from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.privacy.certificate import Certificate, certificate
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
-from gradaudit.types import LocalTraining
+from gradaudit.types import Leakage, Observation
+
+
+@dataclasses.dataclass(frozen=True)
+class Picked:
+    """The candidate that explains an update best, and the one after it."""
+
+    candidate: int  # from 0, in the file's order
+    candidates: int
+    unexplained: float  # of what was sent, at the best scale
+    next_unexplained: float
+    posterior: float | None  # of the pick, where the noise is told
+
+
+def pick(
+    model: Model, observation: Observation, candidates: Dataset, defense: Defense
+) -> Picked:
+    """Returns who it was: by likelihood where noise is told, else by what explains.
+
+    Each candidate is as many examples in a row as the client used.
+    """
+    plain = dataclasses.replace(observation, told=None, memory=())
+    rows = _rows(candidates, observation.training.examples)
+    inputs, labels = candidates.inputs[rows], candidates.labels[rows]
+    left = np.asarray(_left(model, plain, jnp.asarray(inputs), jnp.asarray(labels)))
+    order, posterior = left, None
+    if defense.mechanisms:
+        likely = special.softmax(_log_likely(model, plain, defense, candidates, rows))
+        order, posterior = -likely, float(likely.max())
+    first, second = np.argsort(order, kind="stable")[:2].tolist()
+    return Picked(first, len(rows), float(left[first]), float(left[second]), posterior)
+
+
+def line_up_of(picked: Sequence[Picked]) -> dict[str, Any] | None:
+    """Returns who was picked for each update, as result.json has it."""
+    if not picked:
+        return None
+    return {
+        "candidates": picked[0].candidates,
+        "unexplained": statistics.median(each.unexplained for each in picked),
+        "next_unexplained": statistics.median(each.next_unexplained for each in picked),
+        "picks": [dataclasses.asdict(each) for each in picked],
+    }
+
+
+def _rows(candidates: Dataset, examples: int) -> NDArray[np.int64]:
+    """Returns the rows of each candidate, so many in a row, (candidates, examples)."""
+    rows = np.arange(len(candidates) // examples * examples).reshape(-1, examples)
+    if len(rows) < 2:
+        raise InputError(
+            f"a line-up needs 2 candidates of {examples} examples each, and "
+            f"{candidates.name} has {len(candidates)} examples"
+        )
+    return rows
+
+
+def _log_likely(
+    model: Model,
+    observation: Observation,
+    defense: Defense,
+    candidates: Dataset,
+    rows: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Returns log p of what was read for each candidate, up to what all share."""
+    people = Population.of(candidates, list(rows))
+    scores = scores_of(model, told_to(observation, defense), people)
+    return np.asarray(scores[0], np.float64)
+
+
+def unexplained_by(
+    model: Model,
+    observation: Observation,
+    replays: bool,
+    inputs: jax.Array,
+    targets: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the squared residual of |g|^2, as it is and at the best scale."""
+    guess = guessed_gradient(model, observation, replays, inputs, targets)
+    true = observation.gradient
+    error = tree.subtract(guess, true)
+    size, length = tree.dot(true, true), tree.dot(guess, guess)
+    residual = tree.dot(error, error) / size
+    # What is left at the best scale, from the difference: 1 - cos^2 would cancel.
+    scale = tree.dot(guess, true) / jnp.maximum(length, 1e-30)
+    rest = tree.subtract(tree.scale(scale, guess), true)
+    return residual, tree.dot(rest, rest) / size
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _left(
+    model: Model, observation: Observation, inputs: jax.Array, labels: jax.Array
+) -> jax.Array:
+    """Returns what each candidate leaves unexplained, (candidates,)."""
+
+    def one(candidate: tuple[jax.Array, jax.Array]) -> jax.Array:
+        images, known = candidate
+        targets = one_hot(known, model.classes)
+        # In which step a client used which example is not known: nothing to replay.
+        return unexplained_by(model, observation, False, images, targets)[1]
+
+    left: jax.Array = jax.lax.map(one, (inputs, labels))
+    return left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +144,6 @@ class IdentifyResult(Result):
     posterior: NDArray[np.float64]  # (candidates,) equal priors
     certified: Certificate
     looks: int
-    limitations: tuple[str, ...]
 
     @property
     def picked(self) -> int:
@@ -63,7 +169,10 @@ class IdentifyResult(Result):
                     ],
                     "certified": self.certified.to_dict(),
                 },
-                "limitations": list(self.limitations),
+                "limitations": [
+                    "The posterior takes one of the candidates to be the victim, all "
+                    "equally likely, and the defense to be what it was said to be."
+                ],
             }
         )
         return plain
@@ -96,44 +205,32 @@ def identify(
     folders = [captured] if isinstance(captured, str) else list(captured)
     if not len(folders):
         raise InputError("there is no captured observation to look at")
-    total, tensors, training, leakage = 0.0, 1, LocalTraining(), 2
-    places = (guard.per_example, guard.update, guard.server)
+    total: NDArray[np.float64] | float = 0.0
     for folder in folders:
-        observation = load_observation(
-            pathlib.Path(folder), net, noisy=bool(guard.mechanisms)
-        )
-        training, leakage = observation.training, int(observation.leakage)
-        each = 1 if leakage == 2 else training.examples
-        rows = np.arange(len(data) // each * each).reshape(-1, each)
-        if len(rows) < 2:
-            raise InputError(f"a line-up needs 2 candidates of {each} examples each")
-        states = tuple(init_states(part, observation.params) for part in places)
-        known = told(observation, places, states)  # type: ignore[arg-type]
-        people = Population.of(data, list(rows))
-        total = total + scores_of(net, observation, known, people)[0].astype(float)
-        tensors = len(jax.tree.leaves(observation.params))
+        capture = read_capture(pathlib.Path(folder))
+        seen = observation_of(capture, net, noisy=bool(guard.mechanisms))
+        alone = seen.leakage is Leakage.EXAMPLE
+        rows = _rows(data, 1 if alone else seen.training.examples)
+        total = total + _log_likely(net, seen, guard, data, rows)
     posterior = special.softmax(total)
     setting = Setting(
         clients=1,
         clients_per_round=1,
-        local_steps=training.local_steps,
-        batch_size=training.batch_size,
+        local_steps=seen.training.local_steps,
+        batch_size=seen.training.batch_size,
         rounds=1,
-        examples=training.examples,
+        examples=seen.training.examples,
     )
+    tensors = len(jax.tree.leaves(seen.params))
     return IdentifyResult(
         spec=Spec.of("identify", **asked),
         environment=machine.describe(),
         posterior=np.asarray(posterior),
         certified=certificate(
             PrivacyPlan(guard, setting, tensors=tensors),
-            type=leakage,
+            type=int(seen.leakage),
             candidates=len(posterior),
             looks=len(folders),
         ),
         looks=len(folders),
-        limitations=(
-            "The posterior takes one of the candidates to be the victim, all equally "
-            "likely, and the defense to be what it was said to be.",
-        ),
     )

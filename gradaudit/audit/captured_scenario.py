@@ -1,25 +1,191 @@
-"""A scenario of captured updates: observations from files, the truth only if given."""
+"""Captured updates as an attack's scenario: observations, the truth only if given.
+
+Each update is put into the shapes of the client's model, and checked against it.
+"""
 
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.attacks.base import Victims
-from gradaudit.audit.captured_files import Capture
-from gradaudit.audit.captured_observation import observation_of
+from gradaudit import tree
+from gradaudit.attacks.base import Victims, check_observation
+from gradaudit.audit.captured_files import Arrays, Capture, listed
 from gradaudit.audit.scenario import Group, Ids
+from gradaudit.audit.threat import transforms_seen
 from gradaudit.data import Dataset, load_dataset
-from gradaudit.defenses.transforms import Defense, ToldDefense, init_states
+from gradaudit.defenses.transforms import Defense, init_states
+from gradaudit.distinguish.line_up import told
 from gradaudit.errors import InputError
 from gradaudit.federation.recipe import ServerState
-from gradaudit.models.model import Model, check_batch
-from gradaudit.types import Leakage, Observation, PyTree, Victim
+from gradaudit.models.model import Model, check_batch, cross_entropy
+from gradaudit.record import ABOUT, PLACES, Facts
+from gradaudit.types import Leakage, LocalTraining, Observation, PyTree, Victim
 
 UNKNOWN = "captured"  # the name of data that nobody named
+# What an attack has to know, and what says it on the command line.
+ASKED = {
+    "learning_rate": "--learning-rate",
+    "local_steps": "--local-steps",
+    "batch_size": "--batch-size",
+}
+_ROUNDING = 1.001  # of a bound that holds exactly in real numbers
+
+
+def observation_of(capture: Capture, model: Model, noisy: bool = False) -> Observation:
+    """Returns what an attacker reads, in the shapes of the model; refuses in words.
+
+    `noisy`: noise is known to have been added, whatever the sidecar claims.
+    """
+    training = _training(capture)
+    given, buffers = arranged(model, capture.received, f"{capture.folder}: received")
+    moved, shifts = arranged(model, capture.moved(), f"{capture.folder}: sent", False)
+    after = jax.tree.map(np.add, buffers, shifts) if shifts else {}
+    leakage = Leakage(PLACES[capture.facts.place])
+    if capture.facts.sent == "gradient" and leakage is not Leakage.EXAMPLE:
+        moved = jax.tree.map(lambda leaf: -training.learning_rate * leaf, moved)
+    labels = capture.facts.labels
+    observation = Observation(
+        params=jax.tree.map(jnp.asarray, given),
+        sent=jax.tree.map(jnp.asarray, moved),
+        buffers=jax.tree.map(jnp.asarray, buffers),
+        sent_buffers=jax.tree.map(jnp.asarray, after),
+        labels=None if labels is None else jnp.asarray(labels, jnp.int32),
+        leakage=leakage,
+        training=training,
+    )
+    check_observation(model, observation)
+    if not (noisy or _claims_noise(capture.facts)):
+        _check_output_bias(capture, model, observation)
+    return observation
+
+
+def _claims_noise(facts: Facts) -> bool:
+    """Whether anything but a clip is claimed: who can't say how much, names it."""
+    return any(value for name, value in (facts.claim or {}).items() if name != "clip")
+
+
+def _training(capture: Capture) -> LocalTraining:
+    """Returns how the client trained; asks in words for what nobody said."""
+    facts = capture.facts
+    if facts.sent == "gradient":  # has its own scale
+        facts = dataclasses.replace(
+            facts,
+            learning_rate=facts.learning_rate or 1.0,
+            local_steps=facts.local_steps or 1,
+            optimizer="sgd",
+        )
+    for name, option in ASKED.items():
+        if getattr(facts, name) is None:
+            raise InputError(
+                f"{capture.folder / ABOUT} does not say {name}, and no attack works "
+                f"without it: write it there, or say {option}"
+            )
+    if facts.optimizer not in (None, "sgd"):
+        raise InputError(
+            f"{capture.folder / ABOUT}: an update of optimizer {facts.optimizer!r} "
+            "can't be replayed yet; sgd can"
+        )
+    assert facts.batch_size and facts.local_steps and facts.learning_rate
+    many = facts.clients or 1
+    if many != 1 and facts.local_steps != 1:
+        raise InputError(
+            f"{capture.folder}: the mean of {many} clients' updates of "
+            f"{facts.local_steps} local steps each can't be replayed; of one step it "
+            "can"
+        )
+    return LocalTraining(
+        batch_size=facts.batch_size * many,
+        local_steps=facts.local_steps,
+        learning_rate=float(facts.learning_rate),
+    )
+
+
+def arranged(
+    model: Model, tensors: Arrays, what: str, whole: bool = True
+) -> tuple[PyTree, PyTree]:
+    """Returns named tensors as the model's parameters and buffers.
+
+    A network that comes from another framework knows that framework's names
+    (`arrange`); else names are those of the tree, `dense1/kernel` or `dense1.kernel`.
+    Tensors that are only numbered are taken in the tree's own order. Unless it is to
+    be `whole`, buffers may be left out, and are then the empty dict.
+    """
+    own = getattr(model.network, "arrange", None)
+    if own is not None:
+        params, buffers = own(tensors, what, whole)
+        return params, buffers
+    key = jax.random.key(0)
+    trees = [jax.eval_shape(make, key) for make in (model.init, model.initial_buffers)]
+    names = [tree.names(shapes) for shapes in trees]
+    if set(tensors) == {str(number) for number in range(len(names[0]))}:
+        tensors = {name: tensors[str(i)] for i, name in enumerate(names[0])}
+    spelled = {name.replace(".", "/"): array for name, array in tensors.items()}
+    without = not whole and not set(names[1]) & set(spelled)
+    wanted = {*names[0], *(() if without else names[1])}
+    missing, unknown = wanted - set(spelled), set(spelled) - wanted
+    if missing or unknown:
+        raise InputError(
+            f"{what} does not hold the parameters of model {model.name!r}: missing "
+            f"{listed(missing)}, unknown {listed(unknown)}"
+        )
+    params = _filled(trees[0], names[0], spelled, what)
+    return params, {} if without else _filled(trees[1], names[1], spelled, what)
+
+
+def _filled(
+    shapes: PyTree, names: tuple[str, ...], tensors: Arrays, what: str
+) -> PyTree:
+    """Returns the tree with its tensors, if they are what it takes."""
+    leaves, structure = jax.tree.flatten(shapes)
+    for name, shape in zip(names, leaves, strict=True):
+        found = tensors[name]
+        if found.shape != shape.shape or found.dtype.kind != shape.dtype.kind:
+            raise InputError(
+                f"{what}: {name} must be {shape.dtype} of shape {shape.shape}, got "
+                f"{found.dtype} {found.shape}"
+            )
+    return jax.tree.unflatten(structure, [tensors[name] for name in names])
+
+
+def _check_output_bias(
+    capture: Capture, model: Model, observation: Observation
+) -> None:
+    """Raises if the last bias moved as no cross-entropy and learning rate can move it.
+
+    Its gradient is a mean of softmax - one-hot: no entry leaves [-1, 1] in a step, and
+    no more entries are negative than there are examples. Noise may break both.
+    """
+    layer = model.output_layer
+    if layer is None or model.example_loss is not cross_entropy:
+        return
+    bias = observation.gradient[layer].get("bias")
+    if bias is None or bias.shape != (model.classes,):
+        return
+    training = observation.training
+    reached, steps = float(jnp.max(jnp.abs(bias))), training.local_steps
+    doubt = (
+        ' Or noise was added: then the sidecar must say so, "claim": {"mechanism": '
+        '"name"}.'
+    )
+    if not reached <= steps * _ROUNDING + 1e-6:
+        raise InputError(
+            f"{capture.folder}: the learning rate {training.learning_rate:g} "
+            f"contradicts the update: in {steps} step(s) the output bias can move by "
+            f"{training.learning_rate * steps:g} at most, and it moved by "
+            f"{reached * training.learning_rate:.3g}.{doubt}"
+        )
+    negative = int(jnp.sum(bias < -1e-3 * reached))
+    if not negative <= training.examples:
+        raise InputError(
+            f"{capture.folder}: the output bias grew for {negative} classes, and only "
+            f"{training.examples} example(s) were used: received and sent are swapped, "
+            f"or batch_size is wrong.{doubt}"
+        )
 
 
 class Captured:
@@ -41,7 +207,7 @@ class Captured:
         self.draws: list[Ids] = [np.arange(self.count)]
         noisy = bool(defense.mechanisms)
         seen = [observation_of(capture, model, noisy) for capture in captures]
-        if defense_known:
+        if defense_known and transforms_seen(defense, seen[0].leakage):
             seen = [told_to(observation, defense) for observation in seen]
         self.observations = seen
         self.truths = list(truths)
@@ -53,7 +219,12 @@ class Captured:
             )
         (examples,) = sizes
         for capture, truth in zip(captures if truths else (), truths, strict=True):
-            _check_truth(capture, model, truth, examples)
+            check_batch(model, truth.inputs, truth.labels)
+            if len(truth) != examples:
+                raise InputError(
+                    f"{capture.folder} is of {examples} examples (batch_size times "
+                    f"local_steps), and its truth has {len(truth)}"
+                )
 
     @property
     def params(self) -> PyTree:
@@ -73,12 +244,11 @@ class Captured:
         classes = max(truth.classes for truth in self.truths)
         return Dataset(UNKNOWN, inputs, labels, classes, "all", "private")
 
-    def groups(self) -> Iterator[Group]:
-        """Yields the attacker's side, a group for each set of parameters."""
-        return self.groups_of(1)
+    def groups(self, starts: int = 1) -> Iterator[Group]:
+        """Yields the attacker's side, a group for each set of parameters.
 
-    def groups_of(self, starts: int) -> Iterator[Group]:
-        """Yields the groups with every victim `starts` times, one after the other."""
+        Every victim is there `starts` times, one after the other.
+        """
         for ids in self._alike():
             rows = np.repeat(ids, starts)
             everybody = np.concatenate([i * starts + np.arange(starts) for i in ids])
@@ -135,26 +305,9 @@ def _shares(one: Observation, other: Observation) -> bool:
 
 def told_to(observation: Observation, defense: Defense) -> Observation:
     """Returns the observation with the defense handed over, up to where it was read."""
-    leakage = observation.leakage
-    server = defense.server if leakage is Leakage.SERVER else ()
-    updates = () if leakage is Leakage.EXAMPLE else (*defense.update, *server)
-    if not (defense.per_example or updates):
-        return observation
-    reads_updates = leakage is not Leakage.EXAMPLE
-    memory = tuple(
-        init_states(part, observation.params) for part in (defense.per_example, updates)
-    )
-    known = ToldDefense(defense.per_example, updates, reads_updates, 0)
-    return dataclasses.replace(observation, told=known, memory=memory)
-
-
-def _check_truth(capture: Capture, model: Model, truth: Dataset, examples: int) -> None:
-    check_batch(model, truth.inputs, truth.labels)
-    if len(truth) != examples:
-        raise InputError(
-            f"{capture.folder} is of {examples} examples (batch_size times "
-            f"local_steps), and its truth has {len(truth)}"
-        )
+    places = (defense.per_example, defense.update, defense.server)
+    first, second, third = (init_states(part, observation.params) for part in places)
+    return told(observation, places, (first, second, third))
 
 
 def private_data(path: pathlib.Path | str, model: Model) -> Dataset:
@@ -203,8 +356,8 @@ def truths_of(
         there = next((file for file in files if file.is_file()), None)
         if there is None:
             raise InputError(
-                f"{path} has no truth of {capture.folder.name}: looked for "
+                f"{path} has no truth of {whole}: looked for "
                 f"{' and '.join(file.name for file in files)}"
             )
-        found.append(private_data(str(there), model))
+        found.append(private_data(there, model))
     return found

@@ -338,17 +338,16 @@ def told(
         transforms[0], updates, leakage is not Leakage.EXAMPLE, round_index
     )
     memory = (states[0], (*states[1], *states[2])[: len(updates)])
-    return dataclasses.replace(observation, sent=(), told=known, memory=memory)
+    return dataclasses.replace(observation, told=known, memory=memory)
 
 
-def scores_of(
-    model: Model, observation: Observation, known: Observation, candidates: Population
-) -> Scores:
-    """Returns log p of one observation for every candidate, (1, candidates).
+def scores_of(model: Model, observation: Observation, candidates: Population) -> Scores:
+    """Returns log p of an observation for every candidate, (1, candidates).
 
-    `known` is the same observation with the defense `told`.
+    The defense has been `told` with it.
     """
     read = _flat(jax.tree.leaves(observation.gradient))[None]
+    known = dataclasses.replace(observation, sent=())
     parts = []
     for start in range(0, candidates.clients, _CHUNK):
         ids = jnp.arange(start, min(start + _CHUNK, candidates.clients))

@@ -1,5 +1,6 @@
 """Captured updates: an equal one comes back, a damaged or hostile one never."""
 
+import dataclasses
 import io
 import json
 import pathlib
@@ -16,11 +17,7 @@ from gradaudit import record as recording
 from gradaudit import tree
 from gradaudit.audit import captured_files
 from gradaudit.audit.captured_files import find, read_capture
-from gradaudit.audit.captured_observation import (
-    load_observation,
-    observation_of,
-    save_observation,
-)
+from gradaudit.audit.captured_scenario import observation_of
 from gradaudit.errors import InputError
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.networks import build_model
@@ -41,9 +38,8 @@ def update():
     return params, sent, gradient
 
 
-def named(values):
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(values)]
-    return dict(zip(tree.names(values), leaves, strict=True))
+def load_observation(folder):
+    return observation_of(read_capture(folder), MODEL)
 
 
 FACTS = {
@@ -55,7 +51,7 @@ FACTS = {
 @pytest.fixture
 def folder(update, tmp_path) -> pathlib.Path:
     """A recorded folder whose sidecar has no digests: they would find all damage."""
-    made = recording(named(update[0]), named(update[1]), tmp_path, **FACTS)
+    made = recording(tree.named(update[0]), tree.named(update[1]), tmp_path, **FACTS)
     assert made == tmp_path / "round-0003-client-7-wire"
     change_about(made, digests=None)
     return made
@@ -68,8 +64,18 @@ def test_an_equal_observation_comes_back(leakage, update, tmp_path):
     training = LocalTraining(batch_size=2, learning_rate=RATE)
     labels = jnp.asarray(LABELS)
     given = Observation(params, sent, labels=labels, leakage=leakage, training=training)
-    save_observation(tmp_path, given)
-    read = load_observation(tmp_path, MODEL)
+    facts = dataclasses.asdict(training) | {"labels": LABELS}
+    place = {2: "example", 1: "wire", 0: "server"}[leakage]
+    kind = "gradient" if leakage is Leakage.EXAMPLE else "difference"
+    made = recording(
+        tree.named(params),
+        tree.named(sent),
+        tmp_path,
+        sent_is=kind,
+        place=place,
+        **facts,
+    )
+    read = load_observation(made)
     assert (read.leakage, read.training) == (leakage, training)
     for one, other in zip(jax.tree.leaves(read), jax.tree.leaves(given), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -84,7 +90,7 @@ def test_whatever_was_sent_the_gradient_is_the_same(kind, suffix, update, tmp_pa
         "difference": tree.subtract(after, params),
         "gradient": gradient,
     }[kind]
-    given, back = named(params), named(sent)
+    given, back = tree.named(params), tree.named(sent)
     if suffix == "numbers":  # a list, as some frameworks send it
         given, back = list(given.values()), list(back.values())
     made = recording(given, back, tmp_path, sent_is=kind, **FACTS)
@@ -94,7 +100,7 @@ def test_whatever_was_sent_the_gradient_is_the_same(kind, suffix, update, tmp_pa
             arrays = load_file(made / name)
             (made / name).unlink()
             np.savez((made / name).with_suffix(".npz"), **arrays)
-    found = load_observation(made, MODEL).gradient
+    found = load_observation(made).gradient
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(gradient), strict=True)
     for one, other in pairs:
         np.testing.assert_allclose(one, other, atol=2e-6)
@@ -102,15 +108,15 @@ def test_whatever_was_sent_the_gradient_is_the_same(kind, suffix, update, tmp_pa
 
 def test_format_1_is_read(update, tmp_path):
     params, _, gradient = update
-    prefixed = {f"params/{name}": array for name, array in named(params).items()}
+    prefixed = {f"params/{name}": array for name, array in tree.named(params).items()}
     save_file(prefixed, tmp_path / recording.RECEIVED)
-    save_file(named(gradient), tmp_path / recording.SENT)
+    save_file(tree.named(gradient), tmp_path / recording.SENT)
     about = {
         "format": 1, "type": 2, "sent": "gradient", "labels": None, "batch_size": 2,
         "local_steps": 1, "learning_rate": 1.0, "optimizer": "sgd",
     }  # fmt: skip
     (tmp_path / recording.ABOUT).write_text(json.dumps(about))
-    read = load_observation(tmp_path, MODEL)
+    read = load_observation(tmp_path)
     assert read.leakage is Leakage.EXAMPLE
     np.testing.assert_array_equal(
         read.sent["output"]["kernel"], gradient["output"]["kernel"]
@@ -118,7 +124,7 @@ def test_format_1_is_read(update, tmp_path):
     for kind in ([2], {}, "2", None):
         change_about(tmp_path, type=kind)
         with pytest.raises(InputError, match="place must be"):
-            load_observation(tmp_path, MODEL)
+            load_observation(tmp_path)
 
 
 def change_about(folder: pathlib.Path, without: str = "", **values: object) -> None:
@@ -323,31 +329,31 @@ def test_what_is_damaged_or_hostile_is_refused_in_words(case, folder, monkeypatc
     damage, word = HOSTILE[case]
     damage(folder)
     with pytest.raises(InputError) as error:
-        load_observation(folder, MODEL)
+        load_observation(folder)
     assert "\n" not in str(error.value) and word in str(error.value)
     assert not pathlib.Path("hacked").exists()
 
 
 def test_digests_find_any_change_of_a_recorded_file(update, tmp_path):
-    made = recording(named(update[0]), named(update[1]), tmp_path, **FACTS)
-    load_observation(made, MODEL)
+    made = recording(tree.named(update[0]), tree.named(update[1]), tmp_path, **FACTS)
+    load_observation(made)
     swap(made)
     with pytest.raises(InputError, match="swapped"):
-        load_observation(made, MODEL)
+        load_observation(made)
 
 
 def test_a_file_beyond_the_limit_is_not_read(folder, monkeypatch):
     monkeypatch.setattr(captured_files, "MOST_BYTES", 100)
     with pytest.raises(InputError, match="more than 100"):
-        load_observation(folder, MODEL)
+        load_observation(folder)
 
 
 def test_noise_that_is_claimed_may_move_the_bias_anywhere(folder):
     change_about(folder, learning_rate=0.001)
     with pytest.raises(InputError, match="the learning rate 0.001 contradicts"):
-        load_observation(folder, MODEL)
+        load_observation(folder)
     change_about(folder, claim={"noise_std": 0.5})
-    bias = load_observation(folder, MODEL).gradient[MODEL.output_layer]["bias"]
+    bias = load_observation(folder).gradient[MODEL.output_layer]["bias"]
     assert np.abs(bias).max() > 1  # further than one step without noise
 
 
@@ -362,16 +368,16 @@ def test_facts_that_the_sidecar_leaves_open_can_be_given(folder):
 
 def test_an_aggregate_mixes_all_examples_of_its_clients(update, tmp_path):
     facts = FACTS | {"place": "aggregate", "clients": 3}
-    made = recording(named(update[0]), named(update[1]), tmp_path, **facts)
-    assert load_observation(made, MODEL).training.batch_size == 6
+    made = recording(tree.named(update[0]), tree.named(update[1]), tmp_path, **facts)
+    assert load_observation(made).training.batch_size == 6
     change_about(made, local_steps=2)
     with pytest.raises(InputError, match="can't be replayed"):
-        load_observation(made, MODEL)
+        load_observation(made)
 
 
 def test_folders_are_found_below_a_folder(update, tmp_path):
     for number in (1, 2):
-        given, back = named(update[0]), named(update[1])
+        given, back = tree.named(update[0]), tree.named(update[1])
         recording(given, back, tmp_path / "a", **(FACTS | {"round": number}))
     names = ["round-0001-client-7-wire", "round-0002-client-7-wire"]
     assert [path.name for path in find(tmp_path)] == names

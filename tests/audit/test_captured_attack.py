@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import gradaudit as ga
 from gradaudit import tree
 from gradaudit.audit.captured_files import find, read_capture
+from gradaudit.audit.captured_result import distance, explained, weigh
 from gradaudit.audit.captured_scenario import Captured, private_data
-from gradaudit.audit.captured_scores import distance, explained, weigh
 from gradaudit.cli.app import app
 from gradaudit.data import load_dataset
 from gradaudit.defenses import none
@@ -32,11 +32,6 @@ from gradaudit.models import build_model
 def build():
     return build_model("mlp", (8, 8, 1), 10)
 """
-
-
-def named(values):
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(values)]
-    return dict(zip(tree.names(values), leaves, strict=True))
 
 
 def capture(folder, noise=0.0, clip=1e9, batch=1, claim=None, **others):
@@ -62,8 +57,8 @@ def capture(folder, noise=0.0, clip=1e9, batch=1, claim=None, **others):
             sent = jax.tree.map(lambda p, u: (p + u).astype("f4"), params, update)
             own = claim if place == "wire" else None
             made = ga.record(
-                named(params),
-                named(sent),
+                tree.named(params),
+                tree.named(sent),
                 folder / "rec",
                 place=place,
                 claim=own,
@@ -153,7 +148,7 @@ def test_captured_folders_are_grouped_by_their_parameters(plain):
     scenario = Captured(read, MODEL, none())
     groups = [group.ids.tolist() for group in scenario.groups()]
     assert groups == [[0, 1], [2]]
-    stacked = [group.ids.tolist() for group in scenario.groups_of(2)]
+    stacked = [group.ids.tolist() for group in scenario.groups(2)]
     assert stacked == [[0, 1, 2, 3], [4, 5]]
     with pytest.raises(InputError, match="no truth"):
         scenario.truth(np.arange(1))

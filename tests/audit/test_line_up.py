@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import gradaudit as ga
-from gradaudit import defenses
+from gradaudit import defenses, tree
 from gradaudit.audit.captured_line_up import identify
-from gradaudit.audit.captured_observation import save_observation
 from gradaudit.audit.informed import line_up, with_sigma
 from gradaudit.audit.least_noise import enough_noise
 from gradaudit.audit.line_up_cells import Cell, draw_groups, line_ups_of, picks
@@ -32,8 +31,10 @@ from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.networks import build_model
 from gradaudit.report.tables_of_leakage import line_up_table
 from gradaudit.spec import rebuild
-from gradaudit.types import Observation
 
+FACTS = {
+    "sent_is": "gradient", "place": "example", "batch_size": 1,
+}  # fmt: skip
 WORST = {"candidates_from": "worst", "dataset": "digits"}
 
 
@@ -303,12 +304,15 @@ def test_a_captured_update_is_told_from_a_files_candidates(tmp_path):
     rows = per_example_gradients(model, params, {}, jnp.asarray(data.inputs), targets)
     units = jax.tree.map(lambda leaf: leaf[7:8], rows)
     guard = defenses.fed_cdp(sigma=0.3)
+    folders = []
     for look in range(2):
         states = init_states(guard.per_example, params)
         sent, _ = run(guard.per_example, jax.random.key(look), units, states, 0)
         one = jax.tree.map(lambda leaf: leaf[0], sent)
-        save_observation(tmp_path / str(look), Observation(params, one))
-    folders = [str(tmp_path / "0"), str(tmp_path / "1")]
+        made = ga.record(
+            tree.named(params), tree.named(one), tmp_path / str(look), **FACTS
+        )
+        folders.append(str(made))
     found = identify(folders, data, guard, model)
     assert found.picked == 7 and found.posterior.sum() == pytest.approx(1)
     assert found.posterior[7] > identify(folders[0], data, guard, model).posterior[7]

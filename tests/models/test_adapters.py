@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import gradaudit as ga
 from gradaudit.attacks.labels import FromBias, LastLayer
-from gradaudit.audit.captured_observation import arranged
+from gradaudit.audit.captured_scenario import arranged
 from gradaudit.cli.app import app
 from gradaudit.data import load_dataset
 from gradaudit.errors import InputError
