@@ -1,6 +1,5 @@
 """Small deep networks: residual (He et al. 2016), patches (Dosovitskiy et al. 2021)."""
 
-import dataclasses
 import enum
 from typing import Any
 
@@ -8,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from gradaudit.errors import InputError
 from gradaudit.models.convolution import (
     GLOROT,
     HE,
@@ -18,7 +16,7 @@ from gradaudit.models.convolution import (
     Layer,
     Path,
 )
-from gradaudit.models.model import STATISTICS, Model, Patches
+from gradaudit.models.model import STATISTICS
 from gradaudit.types import PyTree
 
 _GROUPS = 8
@@ -103,40 +101,6 @@ class ResidualNet(nn.Module):
         return {"batch_stats": alone} if alone else {}
 
 
-@dataclasses.dataclass(frozen=True)
-class Residual:
-    """One line of `gradaudit list`: a residual network."""
-
-    name: str
-    summary: str
-    paper: str
-    norm: Norm
-    widths: tuple[int, ...] = (16, 32, 64)
-    blocks: int = 1
-
-    def build(
-        self, input_shape: tuple[int, ...], classes: int, path: Path = Path.AUTO
-    ) -> Model:
-        """Returns the model for images of this shape."""
-        if not classes >= 2:
-            raise InputError(f"a model needs at least 2 classes, got {classes}")
-        if len(input_shape) != 3:
-            raise InputError(
-                f"model {self.name!r} reads images (height, width, channels); the data "
-                f"has shape {input_shape}: use a model without convolutions, as 'mlp'"
-            )
-        return Model(
-            name=self.name,
-            network=ResidualNet(
-                self.widths, self.blocks, classes, self.norm, conv_path=path
-            ),
-            input_shape=tuple(input_shape),
-            classes=classes,
-            output_layer="output",
-            coupled=self.norm is Norm.BATCH,
-        )
-
-
 _POSITIONS = nn.initializers.normal(0.02)
 
 
@@ -170,13 +134,10 @@ class VisionTransformer(nn.Module):
         )
         values = values + attention(inner)
         inner = nn.LayerNorm(name=f"{name}_norm2")(values)
-        inner = nn.Dense(2 * self.width, kernel_init=GLOROT, name=f"{name}_dense1")(
-            inner
-        )
-        inner = nn.Dense(self.width, kernel_init=GLOROT, name=f"{name}_dense2")(
-            nn.gelu(inner)
-        )
-        return values + inner
+        wider = nn.Dense(2 * self.width, kernel_init=GLOROT, name=f"{name}_dense1")
+        inner = nn.gelu(wider(inner))
+        narrow = nn.Dense(self.width, kernel_init=GLOROT, name=f"{name}_dense2")
+        return values + narrow(inner)
 
 
 def patches(images: jax.Array, side: int) -> jax.Array:
@@ -195,40 +156,3 @@ def from_patches(rows: jax.Array, side: int, shape: tuple[int, ...]) -> jax.Arra
     split = rows.reshape(-1, across, side, side, channels)
     whole = jnp.swapaxes(split, 1, 2).reshape(-1, across * side, channels)
     return whole[:height, :width]
-
-
-@dataclasses.dataclass(frozen=True)
-class Transformer:
-    """One line of `gradaudit list`: a transformer over patches."""
-
-    name: str
-    summary: str
-    paper: str
-    patch: int = 4
-    width: int = 64
-    heads: int = 4
-    depth: int = 2
-
-    def build(
-        self, input_shape: tuple[int, ...], classes: int, path: Path = Path.AUTO
-    ) -> Model:
-        """Returns the model for images of this shape; it has no convolutions."""
-        del path
-        if not classes >= 2:
-            raise InputError(f"a model needs at least 2 classes, got {classes}")
-        if len(input_shape) != 3:
-            raise InputError(
-                f"model {self.name!r} reads images (height, width, channels); the data "
-                f"has shape {input_shape}: use a model for tables, as 'mlp'"
-            )
-        return Model(
-            name=self.name,
-            network=VisionTransformer(
-                self.patch, self.width, self.heads, self.depth, classes
-            ),
-            input_shape=tuple(input_shape),
-            classes=classes,
-            output_layer="output",
-            signed_features=True,
-            patches=Patches("patches", "positions", self.patch),
-        )

@@ -1,6 +1,7 @@
 """The papers' networks as flax modules (NHWC, any input shape, any class count)."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,8 @@ from gradaudit.models.convolution import (
     Path,
     symmetric_uniform,
 )
-from gradaudit.models.deep_networks import Norm, Residual, Transformer
-from gradaudit.models.model import Model
+from gradaudit.models.deep_networks import Norm, ResidualNet, VisionTransformer
+from gradaudit.models.model import Model, Patches
 from gradaudit.spec import rebuilds
 from gradaudit.types import PyTree
 
@@ -39,9 +40,8 @@ class ConvNet(nn.Module):
         """Returns the logits."""
         values = inputs
         for index, layer in enumerate(self.layers, 1):
-            values = self._behind(
-                layer, self._convolution(layer, f"conv{index}")(values)
-            )
+            values = self._convolution(layer, f"conv{index}")(values)
+            values = self._behind(layer, values)
         values = values.reshape(values.shape[0], -1)
         for index, width in enumerate(self.hidden, 1):
             values = self.activation(self._dense(width, f"dense{index}")(values))
@@ -97,10 +97,11 @@ class Architecture:
     name: str
     summary: str
     paper: str
-    layers: tuple[Layer, ...]
-    hidden: tuple[int, ...] = ()
-    activation: Activation = nn.sigmoid
-    for_attacks: bool = True  # U(-0.5, 0.5) everywhere; else Glorot for training
+    network: Callable[[int, Path], nn.Module]  # of (classes, how it convolves)
+    input_layer: str | None = None  # who has none reads images only
+    coupled: bool = False
+    signed_features: bool = False
+    patches: Patches | None = None
 
     def build(
         self, input_shape: tuple[int, ...], classes: int, path: Path = Path.AUTO
@@ -108,134 +109,137 @@ class Architecture:
         """Returns the model for inputs of this shape."""
         if not classes >= 2:
             raise InputError(f"a model needs at least 2 classes, got {classes}")
-        if self.layers and len(input_shape) != 3:
+        if self.input_layer is None and len(input_shape) != 3:
             raise InputError(
                 f"model {self.name!r} reads images (height, width, channels); the data "
-                f"has shape {input_shape}: use a model without convolutions, as 'mlp'"
+                f"has shape {input_shape}: use a model for tables, as 'mlp'"
             )
-        init: dict[str, Initializer] = (
-            {"kernel_init": symmetric_uniform, "bias_init": symmetric_uniform}
-            if self.for_attacks
-            else {"kernel_init": GLOROT, "bias_init": nn.initializers.zeros}
-        )
-        network = ConvNet(
-            layers=self.layers,
-            classes=classes,
-            activation=self.activation,
-            hidden=self.hidden,
-            conv_path=path,
-            **init,
-        )
         return Model(
             name=self.name,
-            network=network,
+            network=self.network(classes, path),
             input_shape=tuple(input_shape),
             classes=classes,
             output_layer="output",
-            input_layer=None
-            if self.layers
-            else ("dense1" if self.hidden else "output"),
+            input_layer=self.input_layer,
+            coupled=self.coupled,
+            signed_features=self.signed_features,
+            patches=self.patches,
         )
 
 
-def _strided(*strides: int) -> tuple[Layer, ...]:
-    """5x5 convolutions of 12 features, padding 2: the attack papers' nets."""
-    return tuple(Layer(12, 5, stride, padding=2) for stride in strides)
+def _untrained(*strides: int) -> Callable[[int, Path], ConvNet]:
+    """5x5 convolutions of 12 features, U(-0.5, 0.5): the attack papers' nets."""
+    layers = tuple(Layer(12, 5, stride, padding=2) for stride in strides)
+    return lambda classes, path: ConvNet(
+        layers,
+        classes,
+        nn.sigmoid,
+        kernel_init=symmetric_uniform,
+        bias_init=symmetric_uniform,
+        conv_path=path,
+    )
 
 
+def _trained(
+    *layers: Layer, hidden: tuple[int, ...] = ()
+) -> Callable[[int, Path], ConvNet]:
+    """ReLU and Glorot: nets that clients train."""
+    return lambda classes, path: ConvNet(
+        layers, classes, nn.relu, hidden, conv_path=path
+    )
+
+
+def _residual(norm: Norm) -> Callable[[int, Path], ResidualNet]:
+    """ResNet-8."""
+    return lambda classes, path: ResidualNet(
+        (16, 32, 64), 1, classes, norm, conv_path=path
+    )
+
+
+_PATCH = 4
+_HE = "He et al. 2016"
 _TABLE = (
     Architecture(
         "cpl",
         "4 convolutions 5x5x12, sigmoid, dense; untrained U(-0.5, 0.5)",
         "Wei et al. 2020 (CPL)",
-        _strided(2, 2, 1, 1),
+        _untrained(2, 2, 1, 1),
     ),
     Architecture(
         "dlg",
         "3 convolutions 5x5x12, sigmoid, dense; untrained U(-0.5, 0.5)",
         "Zhu et al. 2019 (DLG)",
-        _strided(2, 2, 1),
+        _untrained(2, 2, 1),
     ),
     Architecture(
         "dpfl-2conv",
         "2 convolutions 5x5x12, sigmoid, dense; untrained U(-0.5, 0.5)",
         "DPFL, grey images",
-        _strided(2, 2),
+        _untrained(2, 2),
     ),
     Architecture(
         "dpfl-3conv",
         "3 convolutions 5x5x12, sigmoid, dense; untrained U(-0.5, 0.5)",
         "DPFL, colour images",
-        _strided(2, 2, 1),
+        _untrained(2, 2, 1),
     ),
     Architecture(
         "cnn",
         "training CNN: 2 convolutions 3x3 (32, 64), ReLU, dense; Glorot",
         "Wei et al. 2021 (Fed-CDP), section VII",
-        (Layer(32, 3, 2), Layer(64, 3, 2)),
-        activation=nn.relu,
-        for_attacks=False,
+        _trained(Layer(32, 3, 2), Layer(64, 3, 2)),
     ),
     Architecture(
         "ldp-cnn",
         "conv 16@8x8, pool, conv 32@4x4, pool, dense 32, dense; Glorot",
         "LDP lower bounds, section 5",
-        (Layer(16, 8, 2, pool=2), Layer(32, 4, 2, pool=2)),
-        hidden=(32,),
-        activation=nn.relu,
-        for_attacks=False,
+        _trained(Layer(16, 8, 2, pool=2), Layer(32, 4, 2, pool=2), hidden=(32,)),
     ),
     Architecture(
         "mlp",
         "2 hidden dense layers (64, 32), ReLU, for tables; Glorot",
         "Wei et al. 2021 (Fed-CDP), section VII",
-        (),
-        hidden=(64, 32),
-        activation=nn.relu,
-        for_attacks=False,
+        _trained(hidden=(64, 32)),
+        input_layer="dense1",
     ),
     Architecture(
         "mlp-wide",
         "3 hidden dense layers of 200, ReLU, for images and tables; Glorot",
         "Dimitrov et al. 2024 (SPEAR), section 6, half as deep",
-        (),
-        hidden=(200, 200, 200),
-        activation=nn.relu,
-        for_attacks=False,
+        _trained(hidden=(200, 200, 200)),
+        input_layer="dense1",
     ),
-)
-
-
-_HE = "He et al. 2016"
-_OTHERS = (
-    Residual(
+    Architecture(
         "resnet-gn",
         "ResNet-8: 3 stages (16, 32, 64) of a block, group norm, ReLU",
         f"{_HE}; Wu and He 2018",
-        Norm.GROUP,
+        _residual(Norm.GROUP),
     ),
-    Residual(
+    Architecture(
         "resnet-bn",
         "ResNet-8, batch norm in evaluation mode: clients keep the statistics",
         f"{_HE}; Ioffe and Szegedy 2015",
-        Norm.RUNNING,
+        _residual(Norm.RUNNING),
     ),
-    Residual(
+    Architecture(
         "resnet-bn-train",
         "ResNet-8, batch norm in training mode: no per-example gradients",
         f"{_HE}; Ioffe and Szegedy 2015",
-        Norm.BATCH,
+        _residual(Norm.BATCH),
+        coupled=True,
     ),
-    Transformer(
+    Architecture(
         "vit",
         "transformer: patches of 4x4, 2 blocks of width 64, 4 heads, GELU",
         "Dosovitskiy et al. 2021",
+        lambda classes, _: VisionTransformer(_PATCH, 64, 4, 2, classes),
+        signed_features=True,
+        patches=Patches("patches", "positions", _PATCH),
     ),
 )
 
 
-Entry = Architecture | Residual | Transformer
-MODELS: dict[str, Entry] = {entry.name: entry for entry in (*_TABLE, *_OTHERS)}
+MODELS: dict[str, Architecture] = {entry.name: entry for entry in _TABLE}
 
 
 @rebuilds

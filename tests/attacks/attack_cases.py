@@ -16,7 +16,11 @@ from gradaudit.types import LocalTraining, Observation, PyTree, Victim
 
 MATCHING = [name for name, p in PRESETS.items() if isinstance(p.make(), Matching)]
 # Plain convolutional networks; deeper ones are attacked in test_deep_networks.
-IMAGE_MODELS = [name for name, entry in MODELS.items() if getattr(entry, "layers", ())]
+IMAGE_MODELS = [
+    name
+    for name in MODELS
+    if getattr(build_model(name, (8, 8, 1), 2).network, "stages", ())
+]
 
 
 # Most tests share one configuration, so that it is compiled once.

@@ -17,7 +17,8 @@ from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Batches, Setting, Weighting
 from gradaudit.federation.taps import observe_many
 from gradaudit.federation.training import PublicData, evaluate, fine_tune
-from gradaudit.models.deep_networks import Norm, Residual
+from gradaudit.models.deep_networks import Norm, ResidualNet
+from gradaudit.models.model import Model
 from gradaudit.types import Leakage
 from tests.federation.reading import read_with_truth
 
@@ -28,8 +29,15 @@ SIZES = (4, 6, 10)
 
 @functools.cache
 def tiny(norm: Norm):
-    entry = Residual(f"tiny {norm.name}", "", "", norm, widths=(4,))
-    return entry.build(SHAPE, CLASSES)
+    network = ResidualNet((4,), 1, CLASSES, norm)
+    return Model(
+        f"tiny {norm.name}",
+        network,
+        SHAPE,
+        CLASSES,
+        output_layer="output",
+        coupled=norm is Norm.BATCH,
+    )
 
 
 def setup(norm: Norm, steps: int = 2, defense=None, **others):

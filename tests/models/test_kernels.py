@@ -26,12 +26,13 @@ from gradaudit.models.gradients import (
     per_example_gradients,
 )
 from gradaudit.models.model import Model, check_batch, cross_entropy
-from gradaudit.models.networks import MODELS, Architecture, build_model
+from gradaudit.models.networks import MODELS, ConvNet, build_model
 from gradaudit.types import Observation
 
 EMBEDDED = [name for name, e in CATALOGUE.items() if e.origin is Origin.EMBEDDED]
-DEEP = [name for name, e in MODELS.items() if not isinstance(e, Architecture)]
-APART = [name for name in MODELS if not build_model(name, (8, 8, 1), 2).coupled]
+BUILT = {name: build_model(name, (8, 8, 1), 2) for name in MODELS}
+DEEP = [name for name, m in BUILT.items() if not isinstance(m.network, ConvNet)]
+APART = [name for name, model in BUILT.items() if not model.coupled]
 # By default every plain network on the smallest pictures, two of them on everything.
 EVERYWHERE = ("cpl", "mlp")
 
@@ -52,7 +53,7 @@ FITTING = [
     pytest.param(model, dataset, marks=[pytest.mark.slow] * _is_slow(model, dataset))
     for model in APART
     for dataset in EMBEDDED
-    if not getattr(MODELS[model], "layers", True) or len(CATALOGUE[dataset].shape) == 3
+    if BUILT[model].input_layer is not None or len(CATALOGUE[dataset].shape) == 3
 ]
 COUNT = 3
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -13,7 +13,7 @@ from gradaudit.errors import InputError
 from gradaudit.models.model import from_function
 from gradaudit.models.networks import (
     MODELS,
-    Architecture,
+    ConvNet,
     build_model,
     symmetric_uniform,
 )
@@ -29,10 +29,11 @@ COMPILED = pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in SISTERS)) for n in MODELS],
 )
-PLAIN = {n: entry for n, entry in MODELS.items() if isinstance(entry, Architecture)}
-TABULAR = [name for name, entry in PLAIN.items() if not entry.layers]
+NETWORKS = {name: build_model(name, (8, 8, 1), 2).network for name in MODELS}
+PLAIN = {name: net for name, net in NETWORKS.items() if isinstance(net, ConvNet)}
+TABULAR = [name for name, net in PLAIN.items() if not net.layers]
 FOR_IMAGES = [name for name in MODELS if name not in TABULAR]
-UNTRAINED = [name for name, entry in PLAIN.items() if entry.for_attacks]
+UNTRAINED = [n for n, net in PLAIN.items() if net.kernel_init is symmetric_uniform]
 TRAINING = [name for name in PLAIN if name not in UNTRAINED]
 
 
