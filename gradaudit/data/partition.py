@@ -9,7 +9,6 @@ example gives away through one client it gives away through each that holds it.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +17,11 @@ from gradaudit.errors import InputError, unknown_name
 from gradaudit.text import call_with_text
 
 Indices = NDArray[np.int32]  # (clients, examples)
-
-
 Labels = NDArray[np.integer]  # (n,)
-
-
 _MIXING_SWEEPS = 32
 
 
-class Partition(Protocol):
+class Partition:
     """A scheme; every one guarantees the same shape, type and determinism."""
 
     def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
@@ -38,13 +33,11 @@ class Partition(Protocol):
           clients: how many clients there are.
           examples: how many examples each of them holds.
         """
+        _check(len(labels), clients, examples)
+        return self._assigned(np.random.default_rng(seed), labels, clients, examples)
 
     def copies(
-        self,
-        size: int,
-        clients: int,
-        examples: int,
-        class_sizes: Sequence[int] = (),
+        self, size: int, clients: int, examples: int, class_sizes: Sequence[int] = ()
     ) -> int:
         """Returns an upper bound on the clients that can hold one example.
 
@@ -60,35 +53,50 @@ class Partition(Protocol):
             scheme that deals by class is otherwise bounded by its worst case, a
             class of one example. Classes without examples are passed over.
         """
+        _check(size, clients, examples)
+        if class_sizes and (min(class_sizes) < 0 or sum(class_sizes) != size):
+            raise InputError(
+                f"the class sizes {tuple(class_sizes)} must add up to the {size} "
+                "examples"
+            )
+        present = [held for held in class_sizes if held]
+        return min(clients, self._begun(size, clients, examples, present))
+
+    def _assigned(
+        self, rng: np.random.Generator, labels: Labels, clients: int, examples: int
+    ) -> Indices:
+        """Is `assign` of what has been checked."""
+        raise NotImplementedError
+
+    def _begun(
+        self, size: int, clients: int, examples: int, present: Sequence[int]
+    ) -> int:
+        """Is `copies` by the classes that have examples; it may exceed `clients`."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class Iid:
+class Iid(Partition):
     """Each client holds examples drawn at random from all of the data.
 
     No example is used twice before every example has been used once.
     """
 
-    def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
-        """Returns the indices of each client's examples, (clients, examples)."""
-        _check(len(labels), clients, examples)
+    def _assigned(
+        self, rng: np.random.Generator, labels: Labels, clients: int, examples: int
+    ) -> Indices:
         counts = np.full((clients, 1), examples)
-        return _deal(np.random.default_rng(seed), np.zeros(len(labels), int), counts)
+        return _deal(rng, np.zeros(len(labels), int), counts)
 
-    def copies(
-        self,
-        size: int,
-        clients: int,
-        examples: int,
-        class_sizes: Sequence[int] = (),
+    def _begun(
+        self, size: int, clients: int, examples: int, present: Sequence[int]
     ) -> int:
         """Returns how often the deck is begun when all clients draw from it."""
-        _check(size, clients, examples)
-        return min(clients, -(-clients * examples // size))
+        return -(-clients * examples // size)
 
 
 @dataclasses.dataclass(frozen=True)
-class Shards:
+class Shards(Partition):
     """Each client holds equal shards of a few classes (Wei et al., 2021, section VII).
 
     Every client has exactly `classes` distinct classes, and every class is held by
@@ -102,9 +110,9 @@ class Shards:
         if not self.classes > 0:
             raise InputError(f"classes must be positive, got {self.classes}")
 
-    def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
-        """Returns the indices of each client's examples, (clients, examples)."""
-        _check(len(labels), clients, examples)
+    def _assigned(
+        self, rng: np.random.Generator, labels: Labels, clients: int, examples: int
+    ) -> Indices:
         present, compact = np.unique(labels, return_inverse=True)
         if not self.classes <= len(present):
             raise InputError(
@@ -116,22 +124,15 @@ class Shards:
                 f"{examples} examples per client can't be cut into {self.classes} "
                 f"equal shards; choose a multiple of {self.classes}"
             )
-        rng = np.random.default_rng(seed)
         held = self._held_classes(rng, clients, len(present))
         counts = np.zeros((clients, len(present)), np.int64)
         np.put_along_axis(counts, held, examples // self.classes, axis=1)
         return _deal(rng, compact, counts)
 
-    def copies(
-        self,
-        size: int,
-        clients: int,
-        examples: int,
-        class_sizes: Sequence[int] = (),
+    def _begun(
+        self, size: int, clients: int, examples: int, present: Sequence[int]
     ) -> int:
         """Returns how often the smallest class is begun by those that hold it."""
-        _check(size, clients, examples)
-        present = _present(size, class_sizes)
         if not present:
             return clients
         holders = min(clients, -(-clients * self.classes // len(present)))
@@ -154,7 +155,7 @@ class Shards:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Partition):
     """Each client's class proportions are drawn from Dirichlet(alpha).
 
     Small `alpha` gives clients of nearly one class, large `alpha` nearly equal
@@ -167,54 +168,41 @@ class Dirichlet:
         if not 0 < self.alpha < math.inf:
             raise InputError(f"alpha must be positive and finite, got {self.alpha}")
 
-    def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
-        """Returns the indices of each client's examples, (clients, examples)."""
-        _check(len(labels), clients, examples)
-        rng = np.random.default_rng(seed)
+    def _assigned(
+        self, rng: np.random.Generator, labels: Labels, clients: int, examples: int
+    ) -> Indices:
         present, compact = np.unique(labels, return_inverse=True)
         shares = rng.dirichlet(np.full(len(present), self.alpha), clients)
         return _deal(rng, compact, rng.multinomial(examples, shares))
 
-    def copies(
-        self,
-        size: int,
-        clients: int,
-        examples: int,
-        class_sizes: Sequence[int] = (),
+    def _begun(
+        self, size: int, clients: int, examples: int, present: Sequence[int]
     ) -> int:
         """Returns how often the smallest class is begun if every client draws it."""
-        _check(size, clients, examples)
-        smallest = min(_present(size, class_sizes), default=1)
-        return min(clients, -(-clients * examples // smallest))
+        return -(-clients * examples // min(present, default=1))
 
 
 @dataclasses.dataclass(frozen=True)
-class FullCopy:
+class FullCopy(Partition):
     """Every client holds the same examples; with `examples` = n, a full copy.
 
     The rows are one row seen many times, so the memory doesn't grow with clients.
     """
 
-    def assign(self, seed: int, labels: Labels, clients: int, examples: int) -> Indices:
-        """Returns the indices of each client's examples, (clients, examples)."""
-        _check(len(labels), clients, examples)
+    def _assigned(
+        self, rng: np.random.Generator, labels: Labels, clients: int, examples: int
+    ) -> Indices:
         if not examples <= len(labels):
             raise InputError(
                 f"a copy of {examples} examples needs as many, the data has "
                 f"{len(labels)}"
             )
-        chosen = np.random.default_rng(seed).permutation(len(labels))[:examples]
+        chosen = rng.permutation(len(labels))[:examples]
         return np.broadcast_to(chosen.astype(np.int32), (clients, examples))
 
-    def copies(
-        self,
-        size: int,
-        clients: int,
-        examples: int,
-        class_sizes: Sequence[int] = (),
+    def _begun(
+        self, size: int, clients: int, examples: int, present: Sequence[int]
     ) -> int:
-        """Returns all of them."""
-        _check(size, clients, examples)
         return clients
 
 
@@ -237,15 +225,6 @@ def shared_copies(assignment: Indices | Sequence[Indices]) -> int:
     for row in assignment:
         holders[row] += 1  # an index that occurs twice is written once
     return int(holders.max(initial=0))
-
-
-def _present(size: int, class_sizes: Sequence[int]) -> list[int]:
-    """Returns the sizes of the classes that have examples."""
-    if class_sizes and (not min(class_sizes) >= 0 or sum(class_sizes) != size):
-        raise InputError(
-            f"the class sizes {tuple(class_sizes)} must add up to the {size} examples"
-        )
-    return [held for held in class_sizes if held]
 
 
 def _check(size: int, clients: int, examples: int) -> None:
