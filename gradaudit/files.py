@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read with errors in words."""
+"""Files: written whole or not at all, read bounded and with errors in words."""
 
 import contextlib
 import csv
@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import shutil
+import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -221,8 +222,8 @@ def digest(path: pathlib.Path) -> str:
     for file in files if files is not None else [path]:
         if files is not None:
             whole.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as opened:
-            while block := opened.read(_BLOCK):
+        with file.open("rb") as source:
+            while block := source.read(_BLOCK):
                 whole.update(block)
     return whole.hexdigest()
 
@@ -254,3 +255,76 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+# Files that may be damaged or hostile are read bounded, without waiting. None may
+# decode to more than 4 GiB, so that an archive of a few kilobytes can't fill the
+# memory. What a header declares is compared with that before anything is decoded, and
+# never more is decoded than was declared. Only regular files are opened.
+LIMIT_VARIABLE = "GRADAUDIT_MAX_DATA_GIB"  # moves the limit
+DEFAULT_GIB = 4.0
+_READ_AT_ONCE = 1 << 22
+
+
+def most_bytes() -> int:
+    """Returns how many bytes one file or folder may decode to."""
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    try:
+        gib = float(text or DEFAULT_GIB)
+    except ValueError:
+        gib = math.nan
+    if not 0 < gib < math.inf:
+        raise InputError(
+            f"{LIMIT_VARIABLE} must be a positive number of GiB, got {text!r}"
+        )
+    return int(gib * (1 << 30))
+
+
+def require_room(path: pathlib.Path, field: str, wanted: int) -> None:
+    """Raises `InputError` when a field declares more bytes than are allowed."""
+    allowed = most_bytes()
+    if not wanted <= allowed:
+        raise InputError(
+            f"{path}: field {field!r} decodes to {wanted:,} bytes, more than the "
+            f"{allowed:,} that are allowed; set {LIMIT_VARIABLE} if that is meant"
+        )
+
+
+@contextlib.contextmanager
+def opened(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """Opens a regular file to read; pipes and devices are refused, never waited for."""
+
+    def at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    try:
+        file = open(path, "rb", opener=at_once)  # noqa: SIM115 (closed below)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: field 'file' can't be opened ({reason})") from None
+    with file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InputError(
+                f"{path}: field 'file' is no regular file (a pipe or a device?)"
+            )
+        yield file
+
+
+def read_up_to(file: io.BufferedIOBase | BinaryIO, count: int) -> bytearray:
+    """Returns at most `count` bytes; the memory follows what is there."""
+    data = bytearray()
+    while len(data) < count:
+        block = file.read(min(_READ_AT_ONCE, count - len(data)))
+        if not block:
+            break
+        data += block
+    return data
+
+
+def read_all(path: pathlib.Path) -> bytearray:
+    """Returns a whole file within the limit."""
+    with opened(path) as file:
+        require_room(path, "file", os.fstat(file.fileno()).st_size)
+        data = read_up_to(file, most_bytes() + 1)
+        require_room(path, "file", len(data))
+        return data

@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from gradaudit import files
-from gradaudit.data.formats.reading import opened
 from gradaudit.data.formats.tabular import DAMAGE, read_member
 from gradaudit.errors import InputError, unknown_name
 from gradaudit.record import ABOUT, CLAIMS, FORMAT, KINDS, PLACES, Facts
@@ -317,7 +316,7 @@ def _read_safetensors(path: pathlib.Path) -> Arrays:
 
 
 def _read_npz(path: pathlib.Path) -> Arrays:
-    with opened(path) as file:
+    with files.opened(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 declared = sum(info.file_size for info in archive.filelist)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -213,6 +214,21 @@ def real_numbers(name: str, what: str, value: Any) -> Array:
             f"{array.dtype}"
         )
     return array
+
+
+def whole_labels(path: Path, field: str, labels: Array, count: int) -> Array:
+    """Returns `count` labels as they are, or says why they can't be class numbers."""
+    if labels.shape != (count,) or not count > 0:
+        raise InputError(
+            f"{path}: field {field!r} is {labels.dtype} {labels.shape}, expected "
+            f"{count} integers"
+        )
+    if labels.dtype.kind not in "iu":
+        raise InputError(
+            f"{path}: field {field!r} must hold integers, found {labels.dtype} "
+            f"{labels.shape}"
+        )
+    return labels
 
 
 def held_out(labels: Array) -> NDArray[np.bool_]:

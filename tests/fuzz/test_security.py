@@ -14,7 +14,6 @@ from gradaudit import files
 from gradaudit.audit import captured_files, training_plan
 from gradaudit.cli import account_command, console
 from gradaudit.cli.app import app
-from gradaudit.data.formats import reading
 from gradaudit.defenses import parse
 from gradaudit.errors import InputError
 from gradaudit.privacy import events
@@ -122,8 +121,8 @@ def test_a_result_that_is_too_large_is_not_read(here, monkeypatch):
 
 def test_the_limits_are_those_of_the_code(root):
     said = (root / "SECURITY.md").read_text()
-    gib = reading.DEFAULT_GIB
-    assert f"| {gib:g} GiB; `{reading.LIMIT_VARIABLE}` moves it" in said
+    gib = files.DEFAULT_GIB
+    assert f"| {gib:g} GiB; `{files.LIMIT_VARIABLE}` moves it" in said
     assert f"{captured_files.MOST_BYTES >> 30} GiB a file" in said
     assert f"{files._LARGEST_JSON >> 20} MiB" in said
     assert f"{events.MOST_STEPS:,} equal ones" in said

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from gradaudit.data.dataset import Array, Contents
-from gradaudit.data.formats.reading import opened, require_room, whole_labels
+from gradaudit import files
+from gradaudit.data.dataset import Array, Contents, whole_labels
 from gradaudit.errors import InputError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".pgm", ".ppm", ".bmp"})
@@ -23,17 +23,9 @@ _CHANNELS = 3
 # Labeled Faces in the Wild as Wei et al. (2021, section VII) use it: the people with
 # at least 20 images (62 of them, 3,023 images), the middle of the face, 32x32.
 _LFW_FOLDERS = ("lfw_funneled", "lfw-deepfunneled", "lfw")
-
-
 _LFW_LEAST = 20
-
-
 _LFW_SIDE = 32
-
-
 _LFW_BOX = (62, 70, 187, 195)  # left, upper, right, lower of 250x250
-
-
 _LFW_SOURCE_SIDE = 250
 
 
@@ -50,24 +42,22 @@ def accepts(path: Path) -> bool:
 
 def read(path: Path, suffixes: Set[str] = SUFFIXES) -> Contents:
     """Reads images of one size; the class is the sub-folder, in natural order."""
+    classes = [_files(folder, suffixes) for folder in _folders(path)]
+    classes = [found for found in classes if found]
+    labels = [label for label, found in enumerate(classes) for _ in found]
     images: list[Array] = []
-    labels: list[int] = []
-    folders = [folder for folder in _folders(path) if _files(folder, suffixes)]
-    count = sum(len(_files(folder, suffixes)) for folder in folders)
-    for label, folder in enumerate(folders):
-        for file in _files(folder, suffixes):
-            image = read_image(file)
-            if not images:
-                require_room(path, "images", count * image.nbytes)
-            if images and image.shape != images[0].shape:
-                raise InputError(
-                    f"{file}: field 'size' is {image.shape}, the images before it are "
-                    f"{images[0].shape if images else ''}; make them one size first"
-                )
-            images.append(image)
-            labels.append(label)
+    for file in (file for found in classes for file in found):
+        image = read_image(file)
+        if not images:
+            files.require_room(path, "images", len(labels) * image.nbytes)
+        elif image.shape != images[0].shape:
+            raise InputError(
+                f"{file}: field 'size' is {image.shape}, the images before it are "
+                f"{images[0].shape}; make them one size first"
+            )
+        images.append(image)
     arrays = np.stack(images), np.asarray(labels, np.uint16)
-    return Contents({"all": arrays}, len(folders))
+    return Contents({"all": arrays}, len(classes))
 
 
 def accepts_orl(path: Path) -> bool:
@@ -117,7 +107,7 @@ def _lfw_folder(path: Path) -> Path | None:
 
 def _load(path: Path) -> Image.Image:
     try:
-        with opened(path) as file, warnings.catch_warnings():
+        with files.opened(path) as file, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file, formats=_FORMATS) as image:
                 image.load()
@@ -138,8 +128,8 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _files(folder: Path, suffixes: Set[str] = SUFFIXES) -> list[Path]:
-    files = (p for p in folder.iterdir() if p.suffix.lower() in suffixes)
-    return sorted(files, key=_natural)
+    images = (p for p in folder.iterdir() if p.suffix.lower() in suffixes)
+    return sorted(images, key=_natural)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -149,11 +139,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 _CLASSES = 10
-
-
 _SPLITS = {"train_32x32.mat": "train", "test_32x32.mat": "test"}
-
-
 _MATRIX_KINDS = frozenset({"double", "single", "uint8", "int32", "int64", "uint16"})
 
 
@@ -166,10 +152,10 @@ def accepts_svhn(path: Path) -> bool:
 
 def read_svhn(path: Path) -> Contents:
     """Reads `X` (32, 32, 3, n) and `y` (n, 1), where 10 stands for the digit 0."""
-    files = [path]
+    matrices = [path]
     if path.is_dir():
-        files = [path / name for name in _SPLITS if (path / name).is_file()]
-    splits = {_SPLITS.get(file.name, "all"): _read_svhn(file) for file in files}
+        matrices = [path / name for name in _SPLITS if (path / name).is_file()]
+    splits = {_SPLITS.get(file.name, "all"): _read_svhn(file) for file in matrices}
     return Contents(splits, _CLASSES)
 
 
@@ -199,10 +185,10 @@ def _matrices(path: Path) -> tuple[Array, Array]:
     from scipy.io import loadmat, whosmat
 
     try:
-        with opened(path) as file:
+        with files.opened(path) as file:
             kinds = {name: (shape, kind) for name, shape, kind in whosmat(file)}
             size = sum(math.prod(kinds[name][0]) for name in ("X", "y"))
-            require_room(path, "X", size)
+            files.require_room(path, "X", size)
             if kinds["X"][1] != "uint8" or kinds["y"][1] not in _MATRIX_KINDS:
                 raise InputError(
                     f"{path}: field 'X' is {kinds['X'][1]} and 'y' {kinds['y'][1]}, "

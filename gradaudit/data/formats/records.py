@@ -9,20 +9,13 @@ import pickletools
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from gradaudit.data.dataset import Array, Contents
+from gradaudit import files
+from gradaudit.data.dataset import Array, Contents, whole_labels
 from gradaudit.data.formats.images import read_image
-from gradaudit.data.formats.reading import (
-    Readable,
-    opened,
-    read_all,
-    read_up_to,
-    require_room,
-    whole_labels,
-)
 from gradaudit.errors import InputError
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -48,9 +41,8 @@ def accepts_idx(path: Path) -> bool:
 
 def read_idx(path: Path) -> Contents:
     """Reads a folder of IDX pairs, or one image file with its labels beside it."""
-    files = _idx_images(path) if path.is_dir() else [path]
     splits = {}
-    for images in files:
+    for images in _idx_images(path) if path.is_dir() else [path]:
         prefix = images.name.split("-")[0].lower()
         splits[_IDX_SPLITS.get(prefix, "all")] = _idx_pair(images)
     classes = max(int(labels.max()) for _, labels in splits.values()) + 1
@@ -79,7 +71,7 @@ def _idx_pair(images: Path) -> tuple[Array, Array]:
 
 def _idx_array(path: Path) -> Array:
     """Returns the array of one IDX file, plain or gzipped."""
-    with opened(path) as file:
+    with files.opened(path) as file:
         zipped = file.read(2) == _GZIP_MAGIC
         file.seek(0)
         if not zipped:
@@ -93,9 +85,9 @@ def _idx_array(path: Path) -> Array:
             ) from None
 
 
-def _idx_stream(path: Path, stream: Readable) -> Array:
+def _idx_stream(path: Path, stream: io.BufferedIOBase | BinaryIO) -> Array:
     """Decodes what the header declares and looks one byte further."""
-    magic = read_up_to(stream, 4)
+    magic = files.read_up_to(stream, 4)
     if (
         len(magic) != 4
         or magic[:2] != b"\0\0"
@@ -107,13 +99,13 @@ def _idx_stream(path: Path, stream: Readable) -> Array:
             f"file of 1 to {_MOST_AXES} axes"
         )
     dtype, axes = np.dtype(_DTYPES[magic[2]]), magic[3]
-    sizes = read_up_to(stream, 4 * axes)
+    sizes = files.read_up_to(stream, 4 * axes)
     if len(sizes) != 4 * axes:
         raise InputError(f"{path}: field 'dimensions' is cut off; fetch it again")
     shape = tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
     expected = math.prod(shape) * dtype.itemsize
-    require_room(path, "data", expected)
-    data = read_up_to(stream, expected)
+    files.require_room(path, "data", expected)
+    data = files.read_up_to(stream, expected)
     more = " and more" if stream.read(1) else ""
     if len(data) != expected or more:
         raise InputError(
@@ -177,23 +169,23 @@ def _read_batches(
 ) -> Contents:
     splits = {}
     for split, names in _BATCHES.items():
-        files = [path / f"{name}{suffix}" for name in names]
+        wanted = [f"{name}{suffix}" for name in names]
+        found = [name for name in wanted if (path / name).exists()]
         if not path.is_dir():
-            files = [path] if path in [path.with_name(f.name) for f in files] else []
-        elif any(file.exists() for file in files):
-            missing = [file.name for file in files if not file.exists()]
-            if missing:
-                raise InputError(f"{path}: the batches {missing} are missing")
+            batches = [path] if path.name in wanted else []
+        elif found and found != wanted:
+            missing = [name for name in wanted if name not in found]
+            raise InputError(f"{path}: the batches {missing} are missing")
         else:
-            files = []
-        if files:
-            images, labels = zip(*map(batch, files), strict=True)
+            batches = [path / name for name in found]
+        if batches:
+            images, labels = zip(*map(batch, batches), strict=True)
             splits[split] = np.concatenate(images), np.concatenate(labels)
     return Contents(splits, _CLASSES)
 
 
 def _python_batch(path: Path) -> tuple[Array, Array]:
-    data = read_all(path)
+    data = files.read_all(path)
     try:
         _check_memos(data)
         batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
@@ -223,7 +215,7 @@ def _python_batch(path: Path) -> tuple[Array, Array]:
 
 
 def _binary_batch(path: Path) -> tuple[Array, Array]:
-    data = np.frombuffer(read_all(path), np.uint8)
+    data = np.frombuffer(files.read_all(path), np.uint8)
     if not len(data) or len(data) % (_PIXELS + 1) != 0:
         raise InputError(
             f"{path}: field 'records' has {len(data)} bytes, not a multiple of "
@@ -250,7 +242,7 @@ def _checked(path: Path, images: Array, labels: Array) -> tuple[Array, Array]:
 
 def _json_labels(path: Path) -> Array:
     try:
-        return np.asarray(json.loads(read_all(path)))
+        return np.asarray(json.loads(files.read_all(path)))
     except InputError:
         raise
     except (ValueError, RecursionError, OverflowError) as error:

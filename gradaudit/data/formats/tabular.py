@@ -13,15 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.data.dataset import Array, Column, Contents
-from gradaudit.data.formats.reading import (
-    most_bytes,
-    opened,
-    read_all,
-    read_up_to,
-    require_room,
-    whole_labels,
-)
+from gradaudit import files
+from gradaudit.data.dataset import Array, Column, Contents, whole_labels
 from gradaudit.errors import InputError
 
 # The names that people give to inputs and labels, per split.
@@ -58,7 +51,7 @@ def accepts_csv(path: Path) -> bool:
 def read_npz(path: Path) -> Contents:
     """Reads `x` and `y`, or `x_train`, `y_train`, `x_test`, `y_test`."""
     splits = {}
-    with opened(path) as file:
+    with files.opened(path) as file:
         if not zipfile.is_zipfile(file):
             raise InputError(
                 f"{path}: field 'archive' can't be read: the file is cut short or no "
@@ -97,7 +90,7 @@ def _pairs(path: Path, archive: zipfile.ZipFile) -> dict[str, tuple[str, str]]:
             f"'y_test'), found {', '.join(sorted(members)[:10]) or 'none'}"
         )
     wanted = {name for pair in pairs.values() for name in pair}
-    require_room(path, "archive", sum(members[name].file_size for name in wanted))
+    files.require_room(path, "archive", sum(members[name].file_size for name in wanted))
     return pairs
 
 
@@ -125,7 +118,7 @@ def read_member(
                 f"{least_axes} to {most_axes} axes, none of them empty"
             )
         expected = math.prod(shape) * dtype.itemsize
-        data = read_up_to(file, expected + 1)
+        data = files.read_up_to(file, expected + 1)
     if len(data) != expected:
         raise InputError(
             f"{path}: field {name!r} has shape {shape}, which needs {expected:,} "
@@ -166,8 +159,8 @@ def read_csv(path: Path) -> Contents:
 
     The classes are the distinct labels in increasing order.
     """
-    with opened(path) as file:
-        require_room(path, "file", os.fstat(file.fileno()).st_size)
+    with files.opened(path) as file:
+        files.require_room(path, "file", os.fstat(file.fileno()).st_size)
         text = io.TextIOWrapper(file, encoding="utf-8-sig")  # a mark is no character
         try:
             table = _rows(path, text)
@@ -206,7 +199,7 @@ def _rows(path: Path, text: io.TextIOWrapper) -> NDArray[np.float64]:
             f"{path}: line 1 has {_LONGEST_LINE:,} characters or more; is this a table?"
         )
     cells = first.split(",")
-    most = max(1, most_bytes() // (8 * len(cells)))
+    most = max(1, files.most_bytes() // (8 * len(cells)))
     header = _is_header(path, cells[0].strip().strip('"'))
     text.seek(0)
     with warnings.catch_warnings():
@@ -221,7 +214,7 @@ def _rows(path: Path, text: io.TextIOWrapper) -> NDArray[np.float64]:
             ndmin=2,
         )
     if len(table) > most:
-        require_room(path, "rows", table.nbytes)
+        files.require_room(path, "rows", table.nbytes)
     return table
 
 
@@ -345,17 +338,17 @@ def accepts_adult(path: Path) -> bool:
 def read_adult(path: Path) -> Contents:
     """Reads one file, or the one or two files of a folder."""
     if path.is_dir():
-        files = {s: path / n for n, s in _SPLITS.items() if (path / n).is_file()}
+        halves = {split: path / name for name, split in _SPLITS.items()}
+        splits = {s: _read(half) for s, half in halves.items() if half.is_file()}
     else:
-        files = {_SPLITS[f"adult{path.suffix}"]: path}
-    splits = {split: _read(file) for split, file in files.items()}
+        splits = {_SPLITS[f"adult{path.suffix}"]: _read(path)}
     return Contents(splits, 2, adult_columns())
 
 
 def parse(path: Path) -> list[list[str]]:
     """Returns the rows as text, without the test file's comment and full stops."""
     try:
-        lines = read_all(path).decode("ascii").splitlines()
+        lines = files.read_all(path).decode("ascii").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: field 'text' is corrupt ({error})") from None
     rows = []
