@@ -13,7 +13,7 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from gradaudit.errors import InputError
 
@@ -310,7 +310,7 @@ def opened(path: pathlib.Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def read_up_to(file: io.BufferedIOBase | BinaryIO, count: int) -> bytearray:
+def read_up_to(file: io.BufferedIOBase | IO[bytes], count: int) -> bytearray:
     """Returns at most `count` bytes; the memory follows what is there."""
     data = bytearray()
     while len(data) < count:

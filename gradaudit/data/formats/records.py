@@ -9,7 +9,7 @@ import pickletools
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -85,7 +85,7 @@ def _idx_array(path: Path) -> Array:
             ) from None
 
 
-def _idx_stream(path: Path, stream: io.BufferedIOBase | BinaryIO) -> Array:
+def _idx_stream(path: Path, stream: io.BufferedIOBase | IO[bytes]) -> Array:
     """Decodes what the header declares and looks one byte further."""
     magic = files.read_up_to(stream, 4)
     if (
