@@ -11,7 +11,7 @@ import numpy as np
 from gradaudit.data import store
 from gradaudit.data.dataset import TEST_EVERY, Column, Contents, Dataset, to_unit
 from gradaudit.data.fetch import SOURCES
-from gradaudit.data.formats import load_path
+from gradaudit.data.formats import read_path
 from gradaudit.data.formats.tabular import adult_columns
 from gradaudit.errors import InputError, unknown_name
 
@@ -79,9 +79,11 @@ class Entry:
     def class_sizes(self, split: str) -> tuple[int, ...]:
         """Returns how many examples of each class a split has, without loading it."""
         self._check(split)
-        test = self.test_counts or tuple(n // TEST_EVERY for n in self.counts)
-        both = self.counts if not self.test_counts else _sum(self.counts, test)
-        train = tuple(n - t for n, t in zip(both, test, strict=True))
+        train, test = self.counts, self.test_counts
+        if not test:
+            test = tuple(n // TEST_EVERY for n in self.counts)
+            train = tuple(n - t for n, t in zip(self.counts, test, strict=True))
+        both = tuple(n + t for n, t in zip(train, test, strict=True))
         return {"train": train, "test": test, "all": both}[split]
 
     def size(self, split: str) -> int:
@@ -99,10 +101,6 @@ class Entry:
                 f"dataset {self.name!r} has no split {split!r} "
                 f"(it has {', '.join(SPLITS)})"
             )
-
-
-def _sum(one: tuple[int, ...], two: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip(one, two, strict=True))
 
 
 def _digits(_: str) -> Contents:
@@ -296,7 +294,7 @@ def load_dataset(name: str | Dataset, split: str | None = None) -> Dataset:
     path = _as_path(name)
     # What has a separator or a suffix is meant as a path, even if it is not there.
     if name and (path.exists() or path.suffix or len(path.parts) > 1):
-        return load_path(path, split)
+        return read_path(path).dataset(str(path), split or "all", "your own files")
     raise unknown_name("dataset", name, CATALOGUE)
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradaudit import tree
+from gradaudit.models.adapters_torch import TorchNetwork
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.model import Model, OneLogit, squared_error
 from gradaudit.types import PyTree
@@ -51,29 +52,34 @@ def check_model(model: Model, timed: bool = True) -> list[Line]:
       model: of `from_torch`, `from_flax`, `from_function`, or one of ours.
       timed: also measure whether victims are faster side by side.
     """
-    key = jax.random.key(0)
-    params, buffers = model.init(key), model.initial_buffers(key)
-    inputs = jax.random.uniform(
-        jax.random.fold_in(key, 1), (_EXAMPLES, *model.input_shape)
-    )
-    labels = np.arange(_EXAMPLES) % model.classes
-    case = _Case(model, params, buffers, inputs, labels)
+    case = _Case(model)
     lines = [_shape(case), *_layers(model)]
-    theirs = _theirs(case)
-    lines += [_not_compared(model)] if theirs is None else list(_compared(case, theirs))
-    lines += [_second(case, theirs), *_training(model)]
+    if case.torch is None:
+        words = "it is written in jax: there is no other framework to compare it with"
+        lines.append(Line("compared", Said.GOOD, f"{model.name}: {words}"))
+        lines.append(_second(case, None))
+    else:
+        theirs = _theirs(case, case.torch)
+        lines += _compared(case, case.torch, theirs)
+        lines.append(_second(case, theirs.second))
+    lines += _training(case)
     return lines + ([_side_by_side(case)] if timed else [])
 
 
-@dataclasses.dataclass(frozen=True)
 class _Case:
     """A model at its start, and a few examples."""
 
-    model: Model
-    params: PyTree
-    buffers: PyTree
-    inputs: jax.Array
-    labels: np.ndarray[Any, Any]
+    def __init__(self, model: Model) -> None:
+        key = jax.random.key(0)
+        self.model = model
+        self.params, self.buffers = model.init(key), model.initial_buffers(key)
+        shape = (_EXAMPLES, *model.input_shape)
+        self.inputs = jax.random.uniform(jax.random.fold_in(key, 1), shape)
+        self.labels = np.arange(_EXAMPLES) % model.classes
+        self.one_logit = isinstance(model.network, OneLogit)
+        network: Any = model.network
+        network = network.network if self.one_logit else network
+        self.torch = network if isinstance(network, TorchNetwork) else None
 
     def gradient(self, inputs: jax.Array, label: jax.Array) -> PyTree:
         target = one_hot(label[None], self.model.classes)
@@ -120,24 +126,14 @@ def _layers(model: Model) -> Iterator[Line]:
 
 @dataclasses.dataclass(frozen=True)
 class _Theirs:
-    """What the owner's framework computes for the same weights and examples."""
+    """What torch computes for the same weights and examples."""
 
     logits: np.ndarray[Any, Any]
     gradients: list[dict[str, np.ndarray[Any, Any]]]  # by its names, per example
-    second: list[np.ndarray[Any, Any]] | str  # in our layout, or why there is none
+    second: list[np.ndarray[Any, Any]] | None  # in our layout, if there is one
 
 
-def _network(model: Model) -> Any:
-    network: Any = model.network
-    return network.network if isinstance(network, OneLogit) else network
-
-
-def _theirs(case: _Case) -> _Theirs | None:
-    """Asks torch, if the model is a module's; None for any other."""
-    network = _network(case.model)
-    module = getattr(network, "module", None)
-    if module is None or not hasattr(network, "entries"):
-        return None
+def _theirs(case: _Case, network: TorchNetwork) -> _Theirs:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -145,43 +141,41 @@ def _theirs(case: _Case) -> _Theirs | None:
         if case.model.example_loss is squared_error:
             hot = torch.nn.functional.one_hot(labels, case.model.classes)
             return (logits - hot).square().mean(1)
-        if isinstance(case.model.network, OneLogit):
+        if case.one_logit:
             flat, wanted = logits.reshape(-1), labels.float()
             return torch.nn.functional.binary_cross_entropy_with_logits(
                 flat, wanted, reduction="none"
             )
         return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 
-    named = dict(module.named_parameters())
+    named = dict(network.module.named_parameters())
     given = torch.from_numpy(np.array(network.given(case.inputs)))
     labels = torch.from_numpy(case.labels)
-    gradients, second, why = [], [], ""
+    gradients, second = [], []
     with sdpa_kernel(SDPBackend.MATH):  # the only one with a second derivative
-        logits = module(given).detach().numpy()
+        logits = network.module(given).detach().numpy()
         for row in range(len(labels)):
             one = given[row : row + 1].clone().requires_grad_()
-            loss = losses(module(one), labels[row : row + 1]).sum()
+            loss = losses(network.module(one), labels[row : row + 1]).sum()
             found = torch.autograd.grad(loss, list(named.values()), create_graph=True)
             pairs = zip(named, found, strict=True)
             gradients.append({n: g.detach().numpy().copy() for n, g in pairs})
             try:
                 steep = sum(gradient.square().sum() for gradient in found)
                 (back,) = torch.autograd.grad(steep, one)
-                second.append(back[0].numpy())
-            except RuntimeError as error:
-                why = next(iter(str(error).splitlines()), "it has none")
-    return _Theirs(logits, gradients, why or second)
+            except RuntimeError:
+                continue  # it has none
+            turned = back[0].numpy()
+            turned = np.moveaxis(turned, 0, -1) if network.images else turned
+            second.append(
+                turned / np.asarray(network.deviation) if network.deviation else turned
+            )
+    return _Theirs(logits, gradients, second if len(second) == len(labels) else None)
 
 
-def _not_compared(model: Model) -> Line:
-    words = "it is written in jax: there is no other framework to compare it with"
-    return Line("compared", Said.GOOD, f"{model.name}: {words}")
-
-
-def _compared(case: _Case, theirs: _Theirs) -> Iterator[Line]:
-    network = _network(case.model)
+def _compared(case: _Case, network: TorchNetwork, theirs: _Theirs) -> Iterator[Line]:
     logits = case.model.apply(case.params, case.buffers, case.inputs)
-    if isinstance(case.model.network, OneLogit):
+    if case.one_logit:
         logits = logits[:, 1:]
     yield _difference("logits", _apart([np.asarray(logits)], [theirs.logits]))
     if case.model.coupled:
@@ -189,10 +183,9 @@ def _compared(case: _Case, theirs: _Theirs) -> Iterator[Line]:
         yield Line("gradients", Said.NOTE, words)
         return
     worst = 0.0
-    for row, own in enumerate(case.of_each(case.gradient)):
-        params, _ = network.arrange(
-            {**network.own, **theirs.gradients[row]}, "torch's gradients", False
-        )
+    for own, named in zip(case.of_each(case.gradient), theirs.gradients, strict=True):
+        tensors = {**network.own, **named}
+        params, _ = network.arrange(tensors, "torch's gradients", False)
         worst = max(worst, _apart(jax.tree.leaves(own), jax.tree.leaves(params)))
     yield _difference("per-example gradients", worst)
 
@@ -213,7 +206,7 @@ def _difference(what: str, apart: float, limit: float = EQUAL) -> Line:
     return Line(what, said, f"{words}, {apart:.1e} relative", apart)
 
 
-def _second(case: _Case, theirs: _Theirs | None) -> Line:
+def _second(case: _Case, theirs: list[np.ndarray[Any, Any]] | None) -> Line:
     """Says whether a gradient can be followed into the input."""
     what = "second derivative"
     if case.model.coupled:
@@ -229,25 +222,15 @@ def _second(case: _Case, theirs: _Theirs | None) -> Line:
     if not any(each.any() for each in found):
         words = "it is zero: the gradient does not depend on the input smoothly, and "
         return Line(what, Said.BAD, f"{words}no search can follow it")
-    if theirs is None or isinstance(theirs.second, str):
+    if theirs is None:
         return Line(what, Said.GOOD, "it is there, and attacks can follow it")
-    network = _network(case.model)
-    turned = [_turned(network, each) for each in theirs.second]
-    return _difference(what, _apart(found, turned), _SECOND)
+    return _difference(what, _apart(found, theirs), _SECOND)
 
 
-def _turned(network: Any, back: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns torch's derivative in its inputs as one in ours."""
-    turned = np.moveaxis(back, 0, -1) if network.images else back
-    return turned / np.asarray(network.deviation) if network.deviation else turned
-
-
-def _training(model: Model) -> Iterator[Line]:
+def _training(case: _Case) -> Iterator[Line]:
     """Says what of the client's training mode an attack does not see."""
-    module = getattr(_network(model), "module", None)
-    kinds = {} if module is None else {
-        path: type(part).__name__ for path, part in module.named_modules()
-    }  # fmt: skip
+    parts = [] if case.torch is None else case.torch.module.named_modules()
+    kinds = {path: type(part).__name__ for path, part in parts}
     dropping = [path for path, kind in kinds.items() if "Dropout" in kind]
     if dropping:
         words = (
@@ -257,7 +240,7 @@ def _training(model: Model) -> Iterator[Line]:
         )
         yield Line("dropout", Said.NOTE, words)
     normed = [path for path, kind in kinds.items() if "BatchNorm" in kind]
-    if model.coupled:
+    if case.model.coupled:
         words = (
             "training reads the batch's own statistics: no example has a gradient of "
             "its own, and type 2 is refused"

@@ -259,6 +259,12 @@ def test_a_model_of_our_own_is_checked_without_torch():
     assert "no other framework" in found["compared"].words
 
 
+def test_a_flax_module_is_checked_too(linen):
+    found = {line.what: line for line in check_model(linen, timed=False)}
+    assert {line.said for line in found.values()} == {Said.GOOD}
+    assert "no other framework" in found["compared"].words
+
+
 def steps(params, inputs):
     """Has no derivative in its inputs: nothing can follow it."""
     return jnp.sign(inputs.reshape(len(inputs), -1)) @ params["w"]["kernel"]

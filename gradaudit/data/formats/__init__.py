@@ -5,9 +5,10 @@ A new format is one file with `accepts` and `read`, and one line in `READERS`.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from gradaudit.data.dataset import Contents, Dataset
+from gradaudit.data.dataset import Contents
 from gradaudit.data.formats import images, records, tabular
 from gradaudit.errors import InputError
 
@@ -33,14 +34,14 @@ READERS: tuple[Reader, ...] = (
     Reader(
         "cifar10-python",
         "data_batch_1 or test_batch, or their folder",
-        records.accepts_cifar_python,
-        records.read_cifar_python,
+        partial(records.holds_batches, ""),
+        partial(records.read_batches, "", records.python_batch),
     ),
     Reader(
         "cifar10-binary",
         "data_batch_1.bin or test_batch.bin, or their folder",
-        records.accepts_cifar_binary,
-        records.read_cifar_binary,
+        partial(records.holds_batches, ".bin"),
+        partial(records.read_batches, ".bin", records.binary_batch),
     ),
     Reader(
         "cifar10-png",
@@ -78,13 +79,13 @@ READERS: tuple[Reader, ...] = (
     Reader(
         "npz",
         "x and y, or x_train, y_train, x_test, y_test (Purchase)",
-        tabular.accepts_npz,
+        partial(tabular.is_file_of, ".npz"),
         tabular.read_npz,
     ),
     Reader(
         "csv",
         "rows of label, features in [0, 1] (Purchase)",
-        tabular.accepts_csv,
+        partial(tabular.is_file_of, ".csv"),
         tabular.read_csv,
     ),
 )
@@ -116,8 +117,3 @@ def read_path(path: Path) -> Contents:
         raise InputError(f"{path}: needs more memory than this machine has") from None
     known = "; ".join(f"{reader.name}: {reader.files}" for reader in READERS)
     raise InputError(f"{path}: no reader knows this kind of file (known: {known})")
-
-
-def load_path(path: Path, split: str | None = None) -> Dataset:
-    """Loads a dataset from the user's own files, by default all of it."""
-    return read_path(path).dataset(str(path), split or "all", "your own files")

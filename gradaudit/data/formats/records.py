@@ -115,29 +115,17 @@ def _idx_stream(path: Path, stream: io.BufferedIOBase | IO[bytes]) -> Array:
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def accepts_cifar_python(path: Path) -> bool:
-    """Whether this is a pickled batch or a folder of them."""
-    return _has_batches(path, "")
-
-
-def accepts_cifar_binary(path: Path) -> bool:
-    """Whether this is a binary batch or a folder of them."""
-    return _has_batches(path, ".bin")
+def holds_batches(suffix: str, path: Path) -> bool:
+    """Whether this is a batch of CIFAR-10 or a folder of them, with this suffix."""
+    names = [f"{name}{suffix}" for batch in _BATCHES.values() for name in batch]
+    if path.is_dir():
+        return any((path / name).is_file() for name in names)
+    return path.name in names
 
 
 def accepts_cifar_strips(path: Path) -> bool:
     """Whether this is a folder of batches as PNG strips."""
-    return path.is_dir() and _has_batches(path, ".png")
-
-
-def read_cifar_python(path: Path) -> Contents:
-    """Reads pickled batches: `data` (n, 3072) and `labels`."""
-    return _read_batches(path, "", _python_batch)
-
-
-def read_cifar_binary(path: Path) -> Contents:
-    """Reads binary batches: records of one label and 3,072 bytes."""
-    return _read_batches(path, ".bin", _binary_batch)
+    return path.is_dir() and holds_batches(".png", path)
 
 
 def read_cifar_strips(path: Path) -> Contents:
@@ -157,16 +145,10 @@ def read_cifar_strips(path: Path) -> Contents:
     return Contents(splits, _CLASSES)
 
 
-def _has_batches(path: Path, suffix: str) -> bool:
-    names = [f"{name}{suffix}" for batch in _BATCHES.values() for name in batch]
-    if path.is_dir():
-        return any((path / name).is_file() for name in names)
-    return path.name in names
-
-
-def _read_batches(
-    path: Path, suffix: str, batch: Callable[[Path], tuple[Array, Array]]
+def read_batches(
+    suffix: str, batch: Callable[[Path], tuple[Array, Array]], path: Path
 ) -> Contents:
+    """Reads a batch, or every batch of a folder."""
     splits = {}
     for split, names in _BATCHES.items():
         wanted = [f"{name}{suffix}" for name in names]
@@ -184,7 +166,8 @@ def _read_batches(
     return Contents(splits, _CLASSES)
 
 
-def _python_batch(path: Path) -> tuple[Array, Array]:
+def python_batch(path: Path) -> tuple[Array, Array]:
+    """Reads a pickled batch: `data` (n, 3072) and `labels`."""
     data = files.read_all(path)
     try:
         _check_memos(data)
@@ -214,7 +197,8 @@ def _python_batch(path: Path) -> tuple[Array, Array]:
     return _checked(path, _from_planes(pixels), np.asarray(labels))
 
 
-def _binary_batch(path: Path) -> tuple[Array, Array]:
+def binary_batch(path: Path) -> tuple[Array, Array]:
+    """Reads a binary batch: records of one label and 3,072 bytes."""
     data = np.frombuffer(files.read_all(path), np.uint8)
     if not len(data) or len(data) % (_PIXELS + 1) != 0:
         raise InputError(

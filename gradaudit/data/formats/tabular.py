@@ -1,6 +1,5 @@
 """Tables: .npz, .csv, and Adult's census rows."""
 
-import dataclasses
 import io
 import math
 import os
@@ -23,8 +22,6 @@ _NAMES = {
     "test": (("x_test", "y_test"),),
     "all": (("x", "y"), ("inputs", "labels"), ("features", "labels")),
 }
-
-
 _OF_ARCHIVES = (struct.error, zipfile.BadZipFile, zlib.error)
 DAMAGE = (OSError, ValueError, EOFError, RuntimeError, KeyError, *_OF_ARCHIVES)
 
@@ -38,14 +35,9 @@ _LONGEST_LINE = 1 << 26
 _LARGEST_LABEL = 2**53  # above it a number in a table may stand for another
 
 
-def accepts_npz(path: Path) -> bool:
-    """Whether this is an `.npz` file."""
-    return path.suffix == ".npz" and path.is_file()
-
-
-def accepts_csv(path: Path) -> bool:
-    """Whether this is a `.csv` file."""
-    return path.suffix == ".csv" and path.is_file()
+def is_file_of(suffix: str, path: Path) -> bool:
+    """Whether this is a file whose name ends so."""
+    return path.suffix == suffix and path.is_file()
 
 
 def read_npz(path: Path) -> Contents:
@@ -59,12 +51,9 @@ def read_npz(path: Path) -> Contents:
             )
         try:
             with zipfile.ZipFile(file) as archive:
-                pairs = _pairs(path, archive)
-                for split, (x, y) in pairs.items():
-                    inputs, labels = (
-                        read_member(path, archive, x),
-                        read_member(path, archive, y),
-                    )
+                for split, (x, y) in _pairs(path, archive).items():
+                    inputs = read_member(path, archive, x)
+                    labels = read_member(path, archive, y)
                     splits[split] = inputs, _classes(path, y, labels, inputs)
         except InputError:
             raise
@@ -237,70 +226,36 @@ def _is_header(path: Path, cell: str) -> bool:
     return False
 
 
-UNKNOWN = "?"
-
-
-@dataclasses.dataclass(frozen=True)
-class Number:
-    """A column of numbers and its range in the training file."""
-
-    low: int
-    high: int
-
-    def encode(self, column: NDArray[np.str_]) -> NDArray[np.float32]:
-        """Returns one feature (n, 1), the range scaled to [0, 1] and clipped."""
-        numbers = column.astype(np.float64)
-        if not np.isfinite(numbers).all():
-            raise ValueError(f"found {numbers[~np.isfinite(numbers)][0]}")
-        scaled = (numbers - self.low) / (self.high - self.low)
-        return np.clip(scaled, 0.0, 1.0)[:, None].astype(np.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Category:
-    """A column of names; `names` are separated by blanks."""
-
-    names: str
-
-    def encode(self, column: NDArray[np.str_]) -> NDArray[np.float32]:
-        """Returns one feature per name (n, names); unknown values set none."""
-        names = np.asarray(self.names.split())
-        strange = column[~np.isin(column, names) & (column != UNKNOWN)]
-        if len(strange):
-            raise ValueError(f"unknown value {str(strange[0])!r}")
-        return np.asarray(column[:, None] == names, np.float32)
-
-
-COLUMNS: dict[str, Number | Category] = {
-    "age": Number(17, 90),
-    "workclass": Category(
+_UNKNOWN = "?"
+# Of Adult: the range of a number in the training file, or the names of a category.
+_ADULT: dict[str, tuple[int, int] | str] = {
+    "age": (17, 90),
+    "workclass": (
         "Federal-gov Local-gov Never-worked Private Self-emp-inc Self-emp-not-inc "
         "State-gov Without-pay"
     ),
-    "fnlwgt": Number(12285, 1484705),
-    "education": Category(
+    "fnlwgt": (12285, 1484705),
+    "education": (
         "10th 11th 12th 1st-4th 5th-6th 7th-8th 9th Assoc-acdm Assoc-voc Bachelors "
         "Doctorate HS-grad Masters Preschool Prof-school Some-college"
     ),
-    "education-num": Number(1, 16),
-    "marital-status": Category(
+    "education-num": (1, 16),
+    "marital-status": (
         "Divorced Married-AF-spouse Married-civ-spouse Married-spouse-absent "
         "Never-married Separated Widowed"
     ),
-    "occupation": Category(
+    "occupation": (
         "Adm-clerical Armed-Forces Craft-repair Exec-managerial Farming-fishing "
         "Handlers-cleaners Machine-op-inspct Other-service Priv-house-serv "
         "Prof-specialty Protective-serv Sales Tech-support Transport-moving"
     ),
-    "relationship": Category(
-        "Husband Not-in-family Other-relative Own-child Unmarried Wife"
-    ),
-    "race": Category("Amer-Indian-Eskimo Asian-Pac-Islander Black Other White"),
-    "sex": Category("Female Male"),
-    "capital-gain": Number(0, 99999),
-    "capital-loss": Number(0, 4356),
-    "hours-per-week": Number(1, 99),
-    "native-country": Category(
+    "relationship": ("Husband Not-in-family Other-relative Own-child Unmarried Wife"),
+    "race": "Amer-Indian-Eskimo Asian-Pac-Islander Black Other White",
+    "sex": "Female Male",
+    "capital-gain": (0, 99999),
+    "capital-loss": (0, 4356),
+    "hours-per-week": (1, 99),
+    "native-country": (
         "Cambodia Canada China Columbia Cuba Dominican-Republic Ecuador El-Salvador "
         "England France Germany Greece Guatemala Haiti Holand-Netherlands Honduras "
         "Hong Hungary India Iran Ireland Italy Jamaica Japan Laos Mexico Nicaragua "
@@ -309,19 +264,17 @@ COLUMNS: dict[str, Number | Category] = {
         "Yugoslavia"
     ),
 }
-
-
-INCOME = Category("<=50K >50K")
+_INCOME = "<=50K >50K"
 _UNKNOWN_IN = ("workclass", "occupation", "native-country")
 
 
 def adult_columns() -> tuple[Column, ...]:
     """Returns how the features hold the columns; the ranges are public."""
     return tuple(
-        Column(name, tuple(kind.names.split()), optional=name in _UNKNOWN_IN)
-        if isinstance(kind, Category)
+        Column(name, tuple(kind.split()), optional=name in _UNKNOWN_IN)
+        if isinstance(kind, str)
         else Column(name)
-        for name, kind in COLUMNS.items()
+        for name, kind in _ADULT.items()
     )
 
 
@@ -339,13 +292,13 @@ def read_adult(path: Path) -> Contents:
     """Reads one file, or the one or two files of a folder."""
     if path.is_dir():
         halves = {split: path / name for name, split in _SPLITS.items()}
-        splits = {s: _read(half) for s, half in halves.items() if half.is_file()}
+        splits = {s: _read_adult(half) for s, half in halves.items() if half.is_file()}
     else:
-        splits = {_SPLITS[f"adult{path.suffix}"]: _read(path)}
+        splits = {_SPLITS[f"adult{path.suffix}"]: _read_adult(path)}
     return Contents(splits, 2, adult_columns())
 
 
-def parse(path: Path) -> list[list[str]]:
+def _adult_rows(path: Path) -> list[list[str]]:
     """Returns the rows as text, without the test file's comment and full stops."""
     try:
         lines = files.read_all(path).decode("ascii").splitlines()
@@ -356,10 +309,10 @@ def parse(path: Path) -> list[list[str]]:
         if line.startswith("|") or not line.strip():
             continue
         row = [value.strip() for value in line.removesuffix(".").split(",")]
-        if len(row) != len(COLUMNS) + 1:
+        if len(row) != len(_ADULT) + 1:
             raise InputError(
                 f"{path}: line {number} has {len(row)} fields, expected "
-                f"{len(COLUMNS) + 1}; the file is truncated or corrupt"
+                f"{len(_ADULT) + 1}; the file is truncated or corrupt"
             )
         rows.append(row)
     if not rows:
@@ -367,22 +320,39 @@ def parse(path: Path) -> list[list[str]]:
     return rows
 
 
-def _read(path: Path) -> tuple[Array, Array]:
-    *columns, income = np.asarray(parse(path)).T
+def _read_adult(path: Path) -> tuple[Array, Array]:
+    *columns, income = np.asarray(_adult_rows(path)).T
     encoded = [
-        _encode(path, name, COLUMNS[name], column)
-        for name, column in zip(COLUMNS, columns, strict=True)
+        _encoded(path, name, kind, column)
+        for (name, kind), column in zip(_ADULT.items(), columns, strict=True)
     ]
-    labels = _encode(path, "income", INCOME, income)
+    labels = _encoded(path, "income", _INCOME, income)
     if not labels.any(axis=1).all():
         raise InputError(f"{path}: field 'income' is missing in a row")
     return np.concatenate(encoded, axis=1), labels.argmax(axis=1).astype(np.uint8)
 
 
-def _encode(
-    path: Path, name: str, kind: Number | Category, column: NDArray[np.str_]
+def _encoded(
+    path: Path, name: str, kind: tuple[int, int] | str, column: NDArray[np.str_]
 ) -> NDArray[np.float32]:
+    """Returns a feature per name of a category, or a number scaled to [0, 1].
+
+    Unknown values set no feature; numbers outside of the range are clipped.
+    """
+    if isinstance(kind, str):
+        names = np.asarray(kind.split())
+        strange = column[~np.isin(column, names) & (column != _UNKNOWN)]
+        if len(strange):
+            value = str(strange[0])
+            raise InputError(f"{path}: field {name!r}: unknown value {value!r}")
+        return np.asarray(column[:, None] == names, np.float32)
     try:
-        return kind.encode(column)
+        numbers = column.astype(np.float64)
     except ValueError as error:
         raise InputError(f"{path}: field {name!r}: {error}") from None
+    if not np.isfinite(numbers).all():
+        value = numbers[~np.isfinite(numbers)][0]
+        raise InputError(f"{path}: field {name!r}: found {value}")
+    low, high = kind
+    scaled = np.clip((numbers - low) / (high - low), 0.0, 1.0)
+    return scaled[:, None].astype(np.float32)
