@@ -22,8 +22,7 @@ from gradaudit.federation.recipe import Recipe, ServerState
 from gradaudit.federation.setting import Setting
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
-from gradaudit.privacy.certificate import Certificate, certificate
-from gradaudit.privacy.guessing import Prior
+from gradaudit.privacy.certificate import Certificate, Prior, certificate
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.report import metrics
 from gradaudit.types import Key, Leakage

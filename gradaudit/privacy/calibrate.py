@@ -18,9 +18,6 @@ from gradaudit.privacy.plan import PrivacyPlan
 _SMALLEST, _LARGEST = 1e-2, 1e6  # the noise multipliers that are searched
 
 
-_LIMIT = 1e300  # brentq wants finite values
-
-
 @dataclasses.dataclass(frozen=True)
 class Stop:
     """When a budget runs out: the first step whose epsilon exceeds it, or None.
@@ -38,24 +35,34 @@ def calibrate(
     """Returns the smallest constant sigma whose epsilon is at most `target`."""
     _check_target(target)
 
-    def excess(log_sigma: float) -> float:
-        events = gaussian(math.exp(log_sigma), q, steps)
-        return min(spend(method, events, delta).epsilon, _LIMIT) - target
+    def spent(sigma: float) -> float:
+        return spend(method, gaussian(sigma, q, steps), delta).epsilon
 
-    low, high = math.log(_SMALLEST), math.log(_LARGEST)
-    floor = excess(high) + target
+    floor = spent(_LARGEST)
     if not floor <= target:
         raise InputError(
             f"{method} can't show epsilon = {target:g}: it never goes below "
             f"{floor:.4g} for q = {q:g}, {steps} steps and delta = {delta:g}; try rdp "
             "or pld"
         )
-    if not excess(low) > 0:
+    if spent(_SMALLEST) <= target:
         raise InputError(
             f"epsilon = {target:g} is reached with less noise than sigma = "
             f"{_SMALLEST:g} by {method}; ask for a smaller epsilon"
         )
-    return math.exp(_bisect(excess, low, high))
+    return least(lambda sigma: spent(sigma) <= target, _SMALLEST, _LARGEST)
+
+
+def least(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """Returns the least number for which something holds, as it does for `high`.
+
+    It holds for the answer, which is one part in 100,000 too large at most.
+    """
+    low, high = math.log(low), math.log(high)
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(math.exp(middle)) else (middle, high)
+    return math.exp(high)
 
 
 def exhausted_at(
@@ -116,14 +123,6 @@ def read_log(path: str | pathlib.Path) -> list[tuple[int, float]]:
         ]
     except ValueError as error:
         raise InputError(f"the training log {path}: {error}") from None
-
-
-def _bisect(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Returns a point on the private side, where excess <= 0."""
-    while high - low > 1e-5:
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return high
 
 
 def _check_target(target: float) -> None:

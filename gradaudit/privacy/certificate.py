@@ -8,42 +8,125 @@ and where the bound is loose, is in docs/certificate.md.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, special
 
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, at_least
 from gradaudit.mechanism import Mechanism, Point
+from gradaudit.privacy.calibrate import least
 from gradaudit.privacy.events import Events, Unit, gaussian, pure
 from gradaudit.privacy.guarantee import (
     DATA_DEPENDENT,
     NO_BOUND,
     NO_MECHANISM,
     NO_NOISE,
+    NOISE_BEFORE,
     PARTIAL,
+    READ_BEFORE,
+    SHARED_DRAW,
 )
-from gradaudit.privacy.guessing import Prior, among, near
 from gradaudit.privacy.loss import LossDistribution
 from gradaudit.privacy.plan import PrivacyPlan, is_noise, is_pure
 
-__all__ = ["Certificate", "Prior", "among", "certificate", "least_sigma", "near"]
-
-READ_BEFORE = "The noise is added after this adversary has read."
-SHARED_DRAW = "One draw hides the batch sum; the examples in it share that draw."
-_BEFORE = {
-    0: (Point.PER_EXAMPLE, Point.UPDATE, Point.SERVER),
-    1: (Point.PER_EXAMPLE, Point.UPDATE),
-    2: (Point.PER_EXAMPLE,),
-}
 _READS = {
     0: "the client's update at the server",
     1: "the client's update at the client",
     2: "the example's own noisy gradient",
 }
 _RESOLUTION = 0.02  # of the loss distribution: closed form and profile within 1 %
+_MOST_PUBLIC = 2_000  # examples of which the pairwise distances are taken
+_SMALLEST, _LARGEST = 1e-3, 1e6  # the noise multipliers that are searched
+
+
+@dataclasses.dataclass(frozen=True)
+class Prior:
+    """What the adversary reaches without reading: at most `mass`.
+
+    It holds with probability `confidence` over the draw of the public data, if it was
+    learned from any. `reason` says why there is none, if `mass` is 1.
+    """
+
+    mass: float
+    says: str
+    confidence: float = 1.0
+    reason: str = ""
+
+
+def among(candidates: int) -> Prior:
+    """Returns the prior of a line-up: one of n, equally likely."""
+    at_least(2, candidates=candidates)
+    return Prior(1 / candidates, f"one of {candidates:,} candidates, equally likely")
+
+
+def near(
+    public: NDArray[Any], success_rmse: float, batch: int = 1, confidence: float = 0.95
+) -> Prior:
+    """Returns the prior of a reconstruction at an RMSE, learned from public data.
+
+    The largest mass of a ball of radius r: the N' public examples inside it lie within
+    2r of each other, so N' is at most the largest count m of examples within 2r of one
+    of them, and Clopper-Pearson for m of N bounds the mass, whichever ball it is.
+    For a batch of B, the j best matched of the B errors are at most
+    r * sqrt(B / (B - j + 1)): each j gives a bound, the least is taken, and the
+    failure probability is split over them.
+
+    Args:
+      public: examples, drawn like the victims and independently of them, (N, ...).
+      success_rmse: the RMSE of a success, over all features of the batch.
+      batch: how many examples are rebuilt together, in any order.
+      confidence: that the bound holds, over the draw of the public examples.
+    """
+    if len(public) < 2:
+        raise InputError("the prior needs at least two public examples")
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence must lie in (0, 1), got {confidence}")
+    at_least(1, batch=batch)
+    kept = np.random.default_rng(0).permutation(len(public))[:_MOST_PUBLIC]
+    rows = np.asarray(public, np.float32)[np.sort(kept)].reshape(len(kept), -1)
+    count, failure = len(rows), (1 - confidence) / batch
+    radii = [success_rmse * math.sqrt(batch / (batch - j)) for j in range(batch)]
+    crowds = _largest_crowds(rows, [2 * radius for radius in radii])
+    masses = []
+    for j, crowd in enumerate(crowds, start=1):
+        upper = special.betaincinv(crowd + 1, count - crowd, 1 - failure)
+        mass = float(upper) if crowd < count else 1.0
+        masses.append(math.comb(batch, j) * math.perm(batch, j) * mass**j)
+    mass = min(1.0, *masses)
+    what = "one example" if batch == 1 else f"a batch of {batch}, in any order"
+    reason = ""
+    if mass >= 1:
+        reason = (
+            f"Of {count:,} public examples up to {crowds[0]:,} lie within twice the "
+            f"threshold (RMSE {2 * radii[0]:.3g}) of one of them: what a guess of "
+            f"{what} reaches without reading can't be bounded below 1."
+        )
+    return Prior(
+        mass,
+        f"{what} drawn like {count:,} public examples, of which at most {crowds[0]:,} "
+        f"lie within RMSE {2 * success_rmse:g} of one of them",
+        confidence,
+        reason,
+    )
+
+
+def _largest_crowds(rows: NDArray[np.float32], radii: list[float]) -> list[int]:
+    """Returns for each RMSE the most rows within it of one row, itself included."""
+    squares = np.einsum("nd,nd->n", rows, rows)
+    limits = [rows.shape[1] * radius**2 * (1 + 1e-5) for radius in radii]
+    most = [1] * len(radii)
+    for start in range(0, len(rows), 512):
+        part = slice(start, start + 512)
+        apart = squares[part, None] + squares - 2 * rows[part] @ rows.T
+        for index, limit in enumerate(limits):
+            most[index] = max(most[index], int((apart <= limit).sum(axis=1).max()))
+    return most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,14 +186,13 @@ def certificate(
       looks: how many observations of the victim there are; None: the whole training.
       round: whose noise it is; None: the round with the least.
     """
-    if type not in _BEFORE:
+    if type not in NOISE_BEFORE:
         raise InputError(f"type must be 0, 1 or 2, got {type}")
     if (candidates is None) == (prior is None):
         raise InputError(
             "a certificate needs either the number of candidates or a prior"
         )
-    if not (looks is None or looks >= 1):
-        raise InputError(f"looks must be at least 1, got {looks}")
+    at_least(1, looks=looks)
     known = among(candidates) if candidates is not None else prior
     assert known is not None
     if known.reason:
@@ -175,21 +257,23 @@ def _views(
     if looks is None:
         return _whole_training(plan, leakage)
     found, reasons = [], []
-    for point in _BEFORE[leakage]:
+    for point in NOISE_BEFORE[leakage]:
         here = [m for m in plan.defense.mechanisms if m.point is point]
+        if not here:
+            continue
         reason = _lacking(plan, here, leakage)
-        if here and not reason:
-            found.append(_looked(plan, here, leakage, looks, round_index))
-        elif reason:
+        if reason:
             reasons.append(reason)
+        else:
+            found.append(_looked(plan, here, leakage, looks, round_index))
     return found or (reasons[0] if reasons else READ_BEFORE)
 
 
 def _whole_training(plan: PrivacyPlan, leakage: int) -> list[Events] | str:
-    here = [m for m in plan.mechanisms if m.point in _BEFORE[leakage]]
+    here = [m for m in plan.mechanisms if m.point in NOISE_BEFORE[leakage]]
     if not here:
         return READ_BEFORE
-    reason = _lacking(plan, list(plan.mechanisms), leakage)
+    reason = _lacking(plan, plan.mechanisms, leakage)
     if reason:
         return reason
     uses = leakage == 2 and plan.unit is Unit.EXAMPLE
@@ -197,18 +281,15 @@ def _whole_training(plan: PrivacyPlan, leakage: int) -> list[Events] | str:
     return READ_BEFORE if events is None else [events]
 
 
-def _lacking(plan: PrivacyPlan, mechanisms: list[Mechanism], leakage: int) -> str:
+def _lacking(plan: PrivacyPlan, mechanisms: Sequence[Mechanism], leakage: int) -> str:
     """Returns why the noise of one place bounds nothing; empty if it does."""
-    rounds = plan.setting.rounds
-    if not mechanisms:
-        return ""
     whole = [m for m in mechanisms if m.coordinates.startswith("all")]
     if not whole:
         return PARTIAL.format(coordinates=mechanisms[0].coordinates)
     if any(m.data_dependent for m in mechanisms):
         return DATA_DEPENDENT
     for mechanism in mechanisms:
-        if any(mechanism.multiplier(t) <= 0 for t in range(rounds)):
+        if np.any(plan.stated_noise(mechanism) <= 0):
             return NO_NOISE
         if not is_noise(plan.effective_noise(mechanism)):
             return NO_BOUND
@@ -225,14 +306,13 @@ def _looked(
     round_index: int | None,
 ) -> Events:
     """Returns the releases of one place in so many looks at a known victim."""
-    setting = plan.setting
-    parts = []
+    setting, parts = plan.setting, []
     for mechanism in mechanisms:
         noises = plan.effective_noise(mechanism)
         exact = is_pure(mechanism)
-        weakest = float(noises.max() if exact else noises.min())
-        noise = weakest if round_index is None else float(noises[round_index])
-        count = looks
+        noise, count = float(noises.max() if exact else noises.min()), looks
+        if round_index is not None:
+            noise = float(noises[round_index])
         if leakage != 2 and mechanism.point is Point.PER_EXAMPLE:
             # The victim is every example of the client's batches: one draw on the
             # sum hides B of them at once, a draw for each hides one, B times.
@@ -243,10 +323,7 @@ def _looked(
             else:
                 count *= setting.batch_size
         parts.append((pure if exact else gaussian)(noise, 1.0, count))
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole + part
-    return whole
+    return functools.reduce(operator.add, parts)
 
 
 def _assumptions(
@@ -273,28 +350,18 @@ def _assumptions(
             "; a batch has a fixed size, so that another example is in its place, "
             "which counts twice"
         )
-    tensors = any(m.per_tensor for m in plan.defense.mechanisms)
-    spread = (
-        f"each of {plan.tensors} tensors is clipped on its own: jointly "
-        f"C * sqrt({plan.tensors})"
-        if tensors
-        else "the clip bounds all tensors jointly"
-    )
-    batch = f"B = {setting.batch_size}, L = {setting.local_steps}"
-    sizes = [] if leakage == 2 else [batch]
-    confidence = [f"prior with confidence {prior.confidence:.0%}"]
-    return (
-        view,
-        reference,
-        spread,
-        f"before reading: {prior.says}",
-        *sizes,
-        *(confidence if prior.confidence < 1 else []),
-        "the noise is what the defense says it is",
-    )
-
-
-_SMALLEST, _LARGEST = 1e-3, 1e6  # the noise multipliers that are searched
+    spread = "the clip bounds all tensors jointly"
+    if any(m.per_tensor for m in plan.defense.mechanisms):
+        spread = (
+            f"each of {plan.tensors} tensors is clipped on its own: jointly "
+            f"C * sqrt({plan.tensors})"
+        )
+    said = [view, reference, spread, f"before reading: {prior.says}"]
+    if leakage != 2:
+        said.append(f"B = {setting.batch_size}, L = {setting.local_steps}")
+    if prior.confidence < 1:
+        said.append(f"prior with confidence {prior.confidence:.0%}")
+    return (*said, "the noise is what the defense says it is")
 
 
 def least_sigma(limit: float, certified: Callable[[float], Certificate]) -> float:
@@ -310,20 +377,16 @@ def least_sigma(limit: float, certified: Callable[[float], Certificate]) -> floa
     most = certified(_LARGEST)
     if most.value is None:
         raise InputError(f"no noise multiplier has a certificate: {most.reason}")
-    if not (most.value or 1.0) <= limit:
+    if not most.value <= limit:
         raise InputError(
             f"no noise brings the success below {limit:g}: without reading anything, "
             f"{most.kappa:.3g} is reached ({most.prior.says})"
         )
 
-    def holds(log_sigma: float) -> bool:
-        value = certified(math.exp(log_sigma)).value
+    def holds(sigma: float) -> bool:
+        value = certified(sigma).value
         return value is not None and value <= limit
 
-    low, high = math.log(_SMALLEST), math.log(_LARGEST)
-    if holds(low):
+    if holds(_SMALLEST):
         raise InputError(f"a success of {limit:g} is certified with next to no noise")
-    while high - low > 1e-5:
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return math.exp(high)
+    return least(holds, _SMALLEST, _LARGEST)

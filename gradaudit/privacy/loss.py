@@ -21,11 +21,7 @@ _MOST_POINTS = 500_000  # of one step's loss distribution
 # Of all steps together: with next to no noise the losses spread over gigabytes, to say
 # an epsilon of a million more exactly.
 _MOST_TOGETHER = 1_000_000
-
-
-_ONE_STAGE = 10_000
-
-
+_ONE_STAGE = 10_000  # steps that are composed at once
 _PURE_CELLS = 512  # between a loss of 0 and the largest loss of a pure step
 
 
@@ -42,16 +38,14 @@ class LossDistribution:
 
     def epsilon(self, events: Events, delta: float) -> float:
         """Returns epsilon after all steps."""
-        rounded = self._rounded(events)
-        grid = self._grid(rounded)
+        rounded, grid = self._on_a_grid(events)
         if not math.isfinite(grid):
             return math.inf
         return _epsilon(_loss(rounded, grid), delta)
 
     def curve(self, events: Events, delta: float, points: int = 24) -> FloatArray:
         """Returns epsilon after each step, interpolated between `points` of them."""
-        rounded = self._rounded(events)
-        grid = self._grid(rounded)
+        rounded, grid = self._on_a_grid(events)
         if not math.isfinite(grid):
             return np.full(events.steps, np.inf)
         ends = np.unique(np.geomspace(1, events.steps, points).astype(int)).tolist()
@@ -67,8 +61,7 @@ class LossDistribution:
 
         A bisection that composes each half onto what came before it.
         """
-        rounded = self._rounded(events)
-        grid = self._grid(rounded)
+        rounded, grid = self._on_a_grid(events)
         if not math.isfinite(grid):
             return 1
         within, over, loss = 0, events.steps + 1, None
@@ -90,8 +83,7 @@ class LossDistribution:
         drawn from the others alone: a batch that holds the unit differs from one that
         does not by one unit that is replaced, which `Events.noise` is relative to.
         """
-        rounded = self._rounded(events)
-        grid = self._grid(rounded)
+        rounded, grid = self._on_a_grid(events)
         if not math.isfinite(grid):
             return lambda epsilon: 1.0
         loss = _loss(rounded, grid, _step_with_the_unit)
@@ -109,6 +101,14 @@ class LossDistribution:
     def spent_delta(self, events: Events, delta: float) -> float:
         """Returns delta: nothing else is spent."""
         return delta
+
+    def _on_a_grid(self, events: Events) -> tuple[Events, float]:
+        """Returns the events with few noise scales, and the width of a grid for them.
+
+        The width is infinite if no grid is fine enough.
+        """
+        rounded = self._rounded(events)
+        return rounded, self._grid(rounded)
 
     def _rounded(self, events: Events) -> Events:
         """Returns the events with few different noise scales, none of them larger."""
@@ -169,7 +169,11 @@ def _step_loss(noise: float, rate: float, pure: bool, fixed: bool, grid: float) 
             value_discretization_interval=grid,
         )
     if fixed:
-        return _fixed_size_loss(noise, rate, grid)
+        # Replacing one unit, the hockey-stick divergence is at most that of *removing*
+        # one from a Poisson draw at orders >= 1, in both directions, so at most that of
+        # *adding* one below (Balle et al. 2018, Theorem 9; Zhu et al. 2022, Proposition
+        # 30); `noise` is relative to the change that replacing makes.
+        return _largest_loss(noise, rate, grid, ("REMOVE", "ADD"))
     return pld.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=grid
     )
@@ -183,17 +187,6 @@ def _step_with_the_unit(
     if pure:
         return _step_loss(noise, rate, pure, fixed, grid)
     return _largest_loss(noise, rate, grid, ("REMOVE",))
-
-
-def _fixed_size_loss(noise: float, rate: float, grid: float) -> Any:
-    """Returns the loss of a Gaussian on a draw of a fixed size without replacement.
-
-    Replacing one unit, the hockey-stick divergence is at most that of *removing* one
-    from a Poisson draw at orders >= 1, in both directions, so at most that of *adding*
-    one below (Balle et al. 2018, Theorem 9; Zhu et al. 2022, Proposition 30); `noise`
-    is relative to the change that replacing makes.
-    """
-    return _largest_loss(noise, rate, grid, ("REMOVE", "ADD"))
 
 
 def _largest_loss(
@@ -227,12 +220,16 @@ def _loss(
     columns = (runs.noise, runs.rate, runs.pure, runs.fixed, runs.count)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     with np.errstate(all="ignore"):
-        return _compose(
-            [
-                _repeat(step_loss(noise, rate, pure, fixed, grid), count)
-                for noise, rate, pure, fixed, count in rows
-            ]
-        )
+        parts = [
+            _repeat(step_loss(noise, rate, pure, fixed, grid), count)
+            for noise, rate, pure, fixed, count in rows
+        ]
+        # In pairs, so that long convolutions are few.
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=False)
+            rest = parts[-1:] if len(parts) % 2 else []
+            parts = [left.compose(right) for left, right in pairs] + rest
+        return parts[0]
 
 
 def _epsilon(loss: Any, delta: float) -> float:
@@ -249,12 +246,3 @@ def _repeat(loss: Any, count: int) -> Any:
     whole = loss.self_compose(stage).self_compose(count // stage)
     rest = count % stage
     return whole.compose(loss.self_compose(rest)) if rest else whole
-
-
-def _compose(parts: list[Any]) -> Any:
-    """Composes in pairs, so that long convolutions are few."""
-    while len(parts) > 1:
-        pairs = zip(parts[::2], parts[1::2], strict=False)
-        rest = parts[-1:] if len(parts) % 2 else []
-        parts = [left.compose(right) for left, right in pairs] + rest
-    return parts[0]

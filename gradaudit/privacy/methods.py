@@ -13,6 +13,7 @@ orders. The Renyi method is that one (0.659; Canonne, Kamath & Steinke 2020, Pro
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class Additive:
     """
 
     costs: Callable[[Events, float], FloatArray]
-    convert: Callable[[FloatArray, float], FloatArray]
+    convert: Callable[[FloatArray, float], Any]
     delta_per_step: bool = False
     delta_slack: bool = False
     needs_coins: bool = False
@@ -52,8 +53,8 @@ class Additive:
         """Returns epsilon after all steps."""
         runs = events.merged()
         with np.errstate(all="ignore"):
-            sums = runs.count @ self.costs(runs, delta)
-            return _number(self.convert(sums, delta))
+            epsilon = float(self.convert(runs.count @ self.costs(runs, delta), delta))
+        return math.inf if math.isnan(epsilon) else epsilon
 
     def curve(self, events: Events, delta: float) -> FloatArray:
         """Returns epsilon after each step, (steps,)."""
@@ -76,11 +77,6 @@ class Additive:
         return min(1.0, slack + delta * float(expected))
 
 
-def _number(value: FloatArray) -> float:
-    number = float(value)
-    return math.inf if math.isnan(number) else number
-
-
 def gaussian_epsilon_scale(delta: float) -> float:
     """Returns sigma * epsilon_0 of the Gaussian mechanism, sqrt(2 ln(1.25 / delta))."""
     return math.sqrt(2 * math.log(1.25 / delta))
@@ -88,10 +84,8 @@ def gaussian_epsilon_scale(delta: float) -> float:
 
 def step_epsilons(events: Events, delta: float) -> FloatArray:
     """Returns each step's epsilon after amplification by sampling, (runs,)."""
-    alone = np.where(
-        events.pure, events.noise, gaussian_epsilon_scale(delta) / events.noise
-    )
-    return amplified(alone, events.rate)
+    gaussian = gaussian_epsilon_scale(delta) / events.noise
+    return amplified(np.where(events.pure, events.noise, gaussian), events.rate)
 
 
 def _base_costs(events: Events, delta: float) -> FloatArray:
@@ -115,83 +109,57 @@ def _zcdp_costs(events: Events, delta: float) -> FloatArray:
     return np.where(events.pure, pure, gaussian)[:, None]
 
 
-def _sum(sums: FloatArray, delta: float) -> FloatArray:
+def _sum(sums: FloatArray, delta: float) -> Any:
     return sums[..., 0]
 
 
-def _with_slack(sums: FloatArray, slack: FloatArray) -> FloatArray:
-    epsilon: FloatArray = sums[..., 0] + np.sqrt(2 * sums[..., 1] * slack)
-    return epsilon
+def _advanced(sums: FloatArray, delta: float) -> Any:
+    slack = math.log(1 / delta)
+    return sums[..., 0] + np.sqrt(2 * sums[..., 1] * slack)
 
 
-def _advanced(sums: FloatArray, delta: float) -> FloatArray:
-    slack = np.full_like(sums[..., 1], math.log(1 / delta))
-    return _with_slack(sums, slack)
-
-
-def _optimal(sums: FloatArray, delta: float) -> FloatArray:
+def _optimal(sums: FloatArray, delta: float) -> Any:
     slack = np.log(math.e + np.sqrt(sums[..., 1]) / delta)
-    return _with_slack(sums, slack)
+    return sums[..., 0] + np.sqrt(2 * sums[..., 1] * slack)
 
 
-def _zcdp(sums: FloatArray, delta: float) -> FloatArray:
-    rho: FloatArray = sums[..., 0]
-    epsilon: FloatArray = rho + 2 * np.sqrt(rho * math.log(1 / delta))
-    return epsilon
+def _zcdp(sums: FloatArray, delta: float) -> Any:
+    rho = sums[..., 0]
+    return rho + 2 * np.sqrt(rho * math.log(1 / delta))
 
 
-def _classic_conversion(sums: FloatArray, delta: float) -> FloatArray:
+def _classic_conversion(sums: FloatArray, delta: float) -> Any:
     orders = np.asarray(CLASSIC_ORDERS)
-    epsilon: FloatArray = np.min(sums + math.log(1 / delta) / (orders - 1), axis=-1)
-    return epsilon
+    return np.min(sums + math.log(1 / delta) / (orders - 1), axis=-1)
 
 
-def _improved_conversion(sums: FloatArray, delta: float) -> FloatArray:
+def _improved_conversion(sums: FloatArray, delta: float) -> Any:
     orders = np.asarray(DENSE_ORDERS)
     each = sums + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     # delta <= sqrt(1 - exp(-KL)): then nothing is spent at this delta.
     free = np.expm1(-sums) + delta**2 > 0
-    epsilon: FloatArray = np.min(np.where(free, 0.0, each), axis=-1)
-    return np.maximum(epsilon, 0.0)
+    return np.maximum(np.min(np.where(free, 0.0, each), axis=-1), 0.0)
 
 
 BASE = Additive(_base_costs, _sum, delta_per_step=True)
-
-
 ADVANCED = Additive(_advanced_costs, _advanced, delta_per_step=True, delta_slack=True)
-
-
 # Equation 3 of Wei & Liu 2022 as printed; their Table V has the form above.
 ADVANCED_AS_PRINTED = Additive(
     _divergence_costs, _advanced, delta_per_step=True, delta_slack=True
 )
-
-
 OPTIMAL = Additive(_divergence_costs, _optimal, delta_per_step=True, delta_slack=True)
-
-
 ZCDP = Additive(_zcdp_costs, _zcdp, needs_coins=True)
-
-
 MOMENTS = Additive(
     lambda events, _: classic_curves(events), _classic_conversion, needs_coins=True
 )
-
-
 RENYI = Additive(
     lambda events, _: dense_curves(events), _improved_conversion, needs_coins=True
 )
 
-
 Method = Additive | LossDistribution
-
-
 Question = tuple[Method, Events]
 
-
 _PUBLISHED = (BASE, ADVANCED, OPTIMAL, ZCDP, MOMENTS)
-
-
 _EXACT_STEPS = 10_000  # the one horizon that is counted as it is
 
 
@@ -230,7 +198,6 @@ def _rounded(events: Events, delta: float) -> Events:
 
 
 _GRID = 5e-3  # how far the tight value may lie above the exact one
-
 
 METHODS: Mapping[str, Method] = {
     "base": BASE,

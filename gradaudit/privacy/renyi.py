@@ -22,8 +22,6 @@ CLASSIC_ORDERS = (
     *map(float, range(5, 64)),
     *(128.0, 256.0, 512.0),
 )
-
-
 DENSE_ORDERS = tuple(
     sorted(
         {
@@ -35,11 +33,7 @@ DENSE_ORDERS = tuple(
         }
     )
 )
-
-
 _CLASSIC_INDEX = tuple(DENSE_ORDERS.index(order) for order in CLASSIC_ORDERS)
-
-
 _NODES = 48  # of each of the two grids over 1 / sigma^2
 
 

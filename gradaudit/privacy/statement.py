@@ -1,6 +1,7 @@
 """The answer for a plan: claimed, accounted and effective epsilon, side by side."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,7 @@ from gradaudit.privacy.guarantee import (
     views_of,
 )
 from gradaudit.privacy.methods import Account, account
-from gradaudit.privacy.plan import (
-    HIGH,
-    TENSORS,
-    PrivacyPlan,
-    Sampling,
-    copies_in,
-)
+from gradaudit.privacy.plan import HIGH, TENSORS, PrivacyPlan, Sampling, copies_in
 
 if TYPE_CHECKING:  # defenses import jax
     from gradaudit.defenses.transforms import Defense
@@ -61,7 +56,6 @@ class Privacy:
     accounted_epsilon: float
     effective: Account | None
     at_best: float
-    rungs: tuple[Rung, ...]
     views: tuple[View, ...]
 
     @property
@@ -98,6 +92,30 @@ class Privacy:
     def effective_epsilon(self) -> float:
         """Returns the tight epsilon of what is really released."""
         return self.effective[TRUTH_METHOD] if self.effective else math.inf
+
+    @functools.cached_property
+    def rungs(self) -> tuple[Rung, ...]:
+        """Returns the figures between the claim and what holds, a cause at a time."""
+        plan = self.plan
+        if self.claimed is None:
+            return ()
+        multiplier = self.guarantee.claimed_multiplier
+        count = f"q = {self.q:g}, {self.steps:,} steps"
+        says = f"moments accountant, noise multiplier {multiplier:.4g}, {count}"
+        rungs = [Rung("claimed", self.claimed_epsilon, says)]
+        says = "the same claim, by loss distribution"
+        rungs.append(Rung("tight", self.claimed[TRUTH_METHOD], says))
+        if plan.holders > 1:
+            says = f"from {plan.holders:,} clients that hold the example and take part"
+            rungs.append(Rung("shared", tight_epsilon(plan.shared(), self.delta), says))
+        says = f"as this run draws: {_draw_in_words(plan)}"
+        rungs.append(Rung("accounted", self.accounted_epsilon, says))
+        says = "no finite epsilon holds for what is released"
+        if self.effective is not None:
+            held = self.guarantee.effective_multiplier
+            says = f"what is really released, noise multiplier {held:.4g}"
+        rungs.append(Rung("effective", self.effective_epsilon, says))
+        return tuple(rungs)
 
 
 def epsilon(
@@ -153,7 +171,6 @@ def privacy_of(
         accounted_epsilon=tight_epsilon(plan.accounted(), delta),
         effective=effective,
         at_best=tight_epsilon(held, delta),
-        rungs=(),
         views=views_of(plan, delta),
     )
     guarantee = dataclasses.replace(
@@ -161,35 +178,7 @@ def privacy_of(
         holds=_what_holds(privacy),
         notes=(*privacy.guarantee.notes, *_remarks(privacy)),
     )
-    return dataclasses.replace(privacy, guarantee=guarantee, rungs=_rungs(privacy))
-
-
-def _rungs(privacy: Privacy) -> tuple[Rung, ...]:
-    """Returns the figures between the claim and what holds, one cause at a time."""
-    plan, claimed = privacy.plan, privacy.claimed
-    if claimed is None:
-        return ()
-    count = f"q = {privacy.q:g}, {privacy.steps:,} steps"
-    multiplier = privacy.guarantee.claimed_multiplier
-    rungs = [
-        Rung(
-            "claimed",
-            privacy.claimed_epsilon,
-            f"moments accountant, noise multiplier {multiplier:.4g}, {count}",
-        ),
-        Rung("tight", claimed[TRUTH_METHOD], "the same claim, by loss distribution"),
-    ]
-    if plan.holders > 1:
-        says = f"from {plan.holders:,} clients that hold the example and take part"
-        rungs.append(Rung("shared", tight_epsilon(plan.shared(), privacy.delta), says))
-    says = f"as this run draws: {_draw_in_words(plan)}"
-    rungs.append(Rung("accounted", privacy.accounted_epsilon, says))
-    says = "no finite epsilon holds for what is released"
-    if privacy.effective is not None:
-        held = privacy.guarantee.effective_multiplier
-        says = f"what is really released, noise multiplier {held:.4g}"
-    rungs.append(Rung("effective", privacy.effective_epsilon, says))
-    return tuple(rungs)
+    return dataclasses.replace(privacy, guarantee=guarantee)
 
 
 def _draw_in_words(plan: PrivacyPlan) -> str:
@@ -270,15 +259,12 @@ def _remarks(privacy: Privacy) -> list[str]:
     return notes
 
 
-Plain = dict[str, Any]
-
-
 def number(value: float) -> float | str:
     """Returns the number, or a word where JSON has none."""
     return value if math.isfinite(value) else "inf"
 
 
-def account_as_plain(account: Account) -> Plain:
+def account_as_plain(account: Account) -> dict[str, Any]:
     """Returns all methods and what the question was."""
     methods = account.methods.items()
     return {
@@ -296,7 +282,7 @@ def account_as_plain(account: Account) -> Plain:
     }
 
 
-def privacy_as_plain(privacy: Privacy) -> Plain:
+def privacy_as_plain(privacy: Privacy) -> dict[str, Any]:
     """Returns every figure, the views, the verdict, and the setting they belong to."""
     plan, effective = privacy.plan, privacy.effective
     common = account_as_plain(privacy.claimed) if privacy.claimed else {"methods": {}}
@@ -332,18 +318,15 @@ def privacy_as_plain(privacy: Privacy) -> Plain:
     }
 
 
-def _view_as_plain(view: View) -> Plain:
-    return {
-        "type": view.leakage,
-        "epsilon": number(view.epsilon),
-        "releases": view.releases,
-        "participations": view.usual.participations,
-        "high": {
-            "quantile": HIGH,
-            "epsilon": number(view.high.epsilon),
-            "releases": view.high.releases,
-            "participations": view.high.participations,
-        },
-        "q": view.q,
-        "reason": view.reason,
-    }
+def _view_as_plain(view: View) -> dict[str, Any]:
+    usual, high = (
+        {
+            "epsilon": number(seen.epsilon),
+            "releases": seen.releases,
+            "participations": seen.participations,
+        }
+        for seen in (view.usual, view.high)
+    )
+    often = {"quantile": HIGH, **high}
+    more = {"high": often, "q": view.q, "reason": view.reason}
+    return {"type": view.leakage, **usual, **more}

@@ -14,7 +14,7 @@ from gradaudit import defenses
 from gradaudit.data import load_dataset
 from gradaudit.errors import InputError
 from gradaudit.federation.setting import Batches, Setting, paper_setting
-from gradaudit.privacy import PrivacyPlan, gaussian, guessing, pure
+from gradaudit.privacy import PrivacyPlan, gaussian, pure
 from gradaudit.privacy import certificate as certificates
 from gradaudit.privacy.certificate import (
     DATA_DEPENDENT,
@@ -253,7 +253,7 @@ def test_the_prior_covers_what_the_best_guess_reaches():
     assert np.mean(np.asarray(masses) < 0.2) <= 0.05
     # The plain share would not: about half of the time it is below the truth.
     shares = [
-        guessing._largest_crowds(clusters(rng, 100).astype(np.float32), [0.1])[0]
+        certificates._largest_crowds(clusters(rng, 100).astype(np.float32), [0.1])[0]
         for _ in range(200)
     ]
     assert np.mean(np.asarray(shares) / 100 < 0.2) > 0.2
