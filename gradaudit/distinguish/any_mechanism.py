@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +27,14 @@ from gradaudit.distinguish.bounds import (
 )
 from gradaudit.distinguish.game import (
     Advance,
-    Counter,
     Tell,
     Trials,
     check_seed,
     check_trials,
     ignore,
-    interrupts_between_steps,
     keys_over_devices,
     play_in_chunks,
+    reporting,
 )
 from gradaudit.distinguish.subjects import (
     DELTA,
@@ -56,69 +56,43 @@ from gradaudit.types import Key
 _TINY = 1e-12
 
 
-class Statistic(Protocol):
-    """A score of one output, (d,), for the pair, (2, d), it may come from."""
-
-    @property
-    def name(self) -> str:
-        """What the report calls it."""
-
-    def score(self, output: jax.Array, pair: jax.Array) -> jax.Array:
-        """Returns one number, (); larger speaks for the first vector."""
+# (an output, (d,), and the pair it may come from, (2, d)) -> a score; larger: the first
+Statistic = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class Projection:
-    """The output along g1 - g2: the likelihood ratio of Gaussian noise."""
-
-    name: str = "projection"
-
-    def score(self, output: jax.Array, pair: jax.Array) -> jax.Array:
-        """Returns <output, g1 - g2>."""
-        return jnp.vdot(output, pair[0] - pair[1])
+def _projection(output: jax.Array, pair: jax.Array) -> jax.Array:
+    """Returns <output, g1 - g2>: the likelihood ratio of Gaussian noise."""
+    return jnp.vdot(output, pair[0] - pair[1])
 
 
-@dataclasses.dataclass(frozen=True)
-class Magnitude:
-    """The norm of the output; with `reversed`, small norms speak for g1."""
-
-    reversed: bool = False
-
-    @property
-    def name(self) -> str:
-        """What the report calls it."""
-        return "smallness" if self.reversed else "magnitude"
-
-    def score(self, output: jax.Array, pair: jax.Array) -> jax.Array:
-        """Returns the norm of the output, or its negative."""
-        del pair
-        norm: jax.Array = jnp.linalg.norm(output)
-        return -norm if self.reversed else norm
+def _magnitude(output: jax.Array, pair: jax.Array) -> jax.Array:
+    """Returns the norm of the output."""
+    del pair
+    return jnp.linalg.norm(output)
 
 
-@dataclasses.dataclass(frozen=True)
-class Consistency:
-    """Whether the output could be a projection of g1 onto a line, rather than of g2.
+def _smallness(output: jax.Array, pair: jax.Array) -> jax.Array:
+    """Returns the negative norm of the output."""
+    return -_magnitude(output, pair)
+
+
+def _consistency(output: jax.Array, pair: jax.Array) -> jax.Array:
+    """Returns the logarithm of g2's misfit over g1's, as a line's projection of it.
 
     The projection w = <g, v> v satisfies |<w, g>| = |w|^2 for its own g only. LDP-SGD
     must send sgn(<g, v>) v: without the sign function the length of w gives g away.
     """
-
-    name: str = "consistency"
-
-    def score(self, output: jax.Array, pair: jax.Array) -> jax.Array:
-        """Returns the logarithm of g2's misfit over g1's."""
-        misfits = jnp.abs(jnp.abs(pair @ output) - jnp.vdot(output, output))
-        logs = jnp.log(misfits + _TINY)
-        return logs[1] - logs[0]
+    misfits = jnp.abs(jnp.abs(pair @ output) - jnp.vdot(output, output))
+    logs = jnp.log(misfits + _TINY)
+    return logs[1] - logs[0]
 
 
-STATISTICS: tuple[Statistic, ...] = (
-    Projection(),
-    Magnitude(),
-    Magnitude(reversed=True),
-    Consistency(),
-)
+STATISTICS: dict[str, Statistic] = {
+    "projection": _projection,
+    "magnitude": _magnitude,
+    "smallness": _smallness,
+    "consistency": _consistency,
+}
 
 
 _NUMBERS = 2**22  # held at a time: trials x coordinates
@@ -127,29 +101,27 @@ _SMALLEST_CHUNK, _LARGEST_CHUNK = 2**6, 2**14  # trials
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseGame:
-    """A mechanism, the statistics that are read from its outputs, and the pace.
+    """A mechanism, and how many trials are played at a time, told to whom.
 
     Every game runs one program, `size` trials at a time, so that it compiles once.
     """
 
     release: Release
-    statistics: tuple[Statistic, ...]
     size: int
     advance: Advance
 
-    def play(self, key: Key, pair: Pair, trials: int) -> tuple[Trials, ...]:
+    def play(self, key: Key, pair: Pair, trials: int) -> dict[str, Trials]:
         """Returns trials for every statistic, on the same outputs."""
 
         def chunk(part_key: Key, count: int) -> tuple[jax.Array, jax.Array]:
             del count  # the pilot runs the test's program
             keys = keys_over_devices(part_key, self.size)
-            played: tuple[jax.Array, jax.Array] = _play_chunk(
-                self.release, self.statistics, pair.vectors, keys
-            )
+            played: tuple[jax.Array, jax.Array]
+            played = _play_chunk(self.release, pair.vectors, keys)
             return played
 
-        first, table = play_in_chunks(key, trials, self.size, chunk, self.advance)
-        return tuple(Trials(first, column) for column in table.T)
+        played = play_in_chunks(key, trials, self.size, chunk, self.advance)
+        return dict(zip(STATISTICS, played, strict=True))
 
 
 def chunk_size(trials: int, numbers: int) -> int:
@@ -157,18 +129,13 @@ def chunk_size(trials: int, numbers: int) -> int:
     return min(trials, max(_SMALLEST_CHUNK, min(_NUMBERS // numbers, _LARGEST_CHUNK)))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _play_chunk(
-    release: Release,
-    statistics: tuple[Statistic, ...],
-    vectors: jax.Array,
-    keys: jax.Array,
-) -> Any:
+@functools.partial(jax.jit, static_argnums=0)
+def _play_chunk(release: Release, vectors: jax.Array, keys: jax.Array) -> Any:
     def trial(key: Key, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
         choice_key, release_key = jax.random.split(key)
         first = jax.random.bernoulli(choice_key)
         output = release(release_key, jnp.where(first, vectors[0], vectors[1]))
-        scores = jnp.stack([entry.score(output, vectors) for entry in statistics])
+        scores = jnp.stack([score(output, vectors) for score in STATISTICS.values()])
         broken = ~jnp.all(jnp.isfinite(output))
         return first, jnp.where(broken, jnp.nan, scores)
 
@@ -240,10 +207,10 @@ def audit_release(
     pilot_key, test_key, check_key = jax.random.split(key, 3)
     check_release(check_key, release, choices[0].vectors[0])
     size = chunk_size(trials, choices[0].vectors.shape[1])
-    game = ReleaseGame(release, STATISTICS, size, advance)
+    game = ReleaseGame(release, size, advance)
     chosen = _choose(pilot_key, game, choices, claim, _pilot_trials(trials))
     pair, statistic, threshold = chosen
-    played = game.play(test_key, pair, trials)[STATISTICS.index(statistic)]
+    played = game.play(test_key, pair, trials)[statistic]
     errors = played.errors(threshold)
     bound = lower_bound(errors, significance, claim.delta)
     measured = judge(claim.epsilon, bound, trials, significance, claim.delta)
@@ -254,7 +221,7 @@ def audit_release(
         claim=claim,
         closed_form=closed_form,
         pair=pair.name,
-        statistic=statistic.name,
+        statistic=statistic,
         threshold=threshold,
         fp=errors.fp,
         fn=errors.fn,
@@ -278,12 +245,12 @@ def _choose(
     choices: tuple[Pair, ...],
     claim: Claim,
     trials: int,
-) -> tuple[Pair, Statistic, float]:
+) -> tuple[Pair, str, float]:
     """Returns the pair, statistic and threshold with the largest bound in a pilot."""
     found = []
     for index, pair in enumerate(choices):
         played = game.play(jax.random.fold_in(key, index), pair, trials)
-        for statistic, part in zip(game.statistics, played, strict=True):
+        for statistic, part in played.items():
             for threshold in _thresholds(part):
                 bound = lower_bound(part.errors(threshold), delta=claim.delta)
                 found.append((bound, pair, statistic, threshold))
@@ -378,14 +345,9 @@ def mechanism_audit(
     subject = load_subject(
         mechanism, params, neighbours=neighbours, epsilon=epsilon, delta=delta
     )
-    count = Counter(total_trials(len(subject.pairs), trials), progress)
+    total = total_trials(len(subject.pairs), trials)
     start = time.perf_counter()
-    with interrupts_between_steps() as check, users_code():
-
-        def advance(trials: int) -> None:
-            count(subject.name, trials)
-            check()
-
+    with reporting(total, progress) as report, users_code():
         result = audit_release(
             jax.random.fold_in(key, 1),
             subject.release,
@@ -394,7 +356,7 @@ def mechanism_audit(
             closed_form=subject.closed_form,
             trials=trials,
             significance=significance,
-            advance=advance,
+            advance=lambda played: report(subject.name, played),
         )
     seconds = time.perf_counter() - start
     return MechanismReport(spec, subject.name, result, subject.caveats, seconds)

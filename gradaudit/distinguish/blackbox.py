@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,52 +66,34 @@ class Server:
 BLACK_CHUNK = 2**8  # trials at a time, each with its own whole model
 
 
-class BlackRule(Protocol):
-    """A decision from two models; score >= 0 guesses g1."""
-
-    def score(
-        self, model: Model, before: PyTree, after: PyTree, known: Crafted
-    ) -> jax.Array:
-        """Returns one score, ()."""
+# (model, parameters before, after, what is known) -> a score; if >= 0 the guess is g1
+BlackRule = Callable[[Model, PyTree, PyTree, Crafted], jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class LossFell:
-    """g1 when the loss of x1 did not rise (equation 4)."""
-
-    def score(
-        self, model: Model, before: PyTree, after: PyTree, known: Crafted
-    ) -> jax.Array:
-        """Returns by how much the loss of x1 fell."""
-        return -_loss_changes(model, before, after, known, 1)[0]
+def loss_fell(model: Model, before: PyTree, after: PyTree, known: Crafted) -> jax.Array:
+    """Returns by how much the loss of x1 fell: g1 when it did not rise (equation 4)."""
+    return -_loss_changes(model, before, after, known, 1)[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class LargerChange:
-    """g1 when the loss of x1 changed at least as much as that of x2 (equation 6)."""
-
-    def score(
-        self, model: Model, before: PyTree, after: PyTree, known: Crafted
-    ) -> jax.Array:
-        """Returns |change of x1's loss| - |change of x2's loss|."""
-        changes = jnp.abs(_loss_changes(model, before, after, known, 2))
-        return changes[0] - changes[1]
+def larger_change(
+    model: Model, before: PyTree, after: PyTree, known: Crafted
+) -> jax.Array:
+    """Returns |change of x1's loss| - |change of x2's loss| (equation 6)."""
+    changes = jnp.abs(_loss_changes(model, before, after, known, 2))
+    return changes[0] - changes[1]
 
 
-@dataclasses.dataclass(frozen=True)
-class SignsOfStep:
-    """g1 when at least half of the coordinates fell, as descent along g1 > 0 does.
+def signs_of_step(
+    model: Model, before: PyTree, after: PyTree, known: Crafted
+) -> jax.Array:
+    """Returns the sum of the signs of before - after.
 
+    g1 when at least half of the coordinates fell, as descent along g1 > 0 does.
     Equation 7 is printed with the sign of an ascent step; the server descends
     (Algorithm 2 line 5), so that its literal form would guess the wrong gradient.
     """
-
-    def score(
-        self, model: Model, before: PyTree, after: PyTree, known: Crafted
-    ) -> jax.Array:
-        """Returns the sum of the signs of before - after."""
-        del model, known
-        return jnp.sum(jnp.sign(flatten(before)[0] - flatten(after)[0]))
+    del model, known
+    return jnp.sum(jnp.sign(flatten(before)[0] - flatten(after)[0]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +141,7 @@ def play_black(
         )
         return played
 
-    first, table = play_in_chunks(key, trials, BLACK_CHUNK, chunk, advance)
-    return tuple(Trials(first, column) for column in table.T)
+    return play_in_chunks(key, trials, BLACK_CHUNK, chunk, advance)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -201,7 +183,7 @@ def _play_trial(
     def score(epsilon: jax.Array, step: jax.Array) -> jax.Array:
         answer = _mean_answer(answer_key, gradient, bystanders, epsilon, game.clip)
         after = unflatten(game.server.update(before, answer, step))
-        return game.rule.score(game.model, crafted.params, after, crafted)
+        return game.rule(game.model, crafted.params, after, crafted)
 
     return first, jax.vmap(score)(*settings)
 

@@ -3,10 +3,11 @@
 import dataclasses
 import enum
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from gradaudit.distinguish.game import Box, Errors, Trials, error_rates, pool
+from gradaudit.distinguish.game import Box, Errors, Trials
 from gradaudit.errors import InputError
 
 SIGNIFICANCE = 0.05
@@ -161,12 +162,19 @@ class Cell:
 
 
 def make_cell(
-    adversary: str, box: Box, epsilon: float, measured: list[Measured], family: Family
+    adversary: str,
+    box: Box,
+    epsilon: float,
+    measured: Sequence[Measured],
+    family: Family,
 ) -> Cell:
     """Returns the cell of several measurements of one game."""
-    played = [part.trials for part in measured]
-    points = [empirical_epsilon(*rates) for rates in error_rates(played)]
-    pooled = pool(played)
+    counted = [part.trials.errors() for part in measured]
+    points = [empirical_epsilon(each.fp, each.fn) for each in counted]
+    pooled = Trials(
+        np.concatenate([part.trials.first for part in measured]),
+        np.concatenate([part.trials.scores for part in measured]),
+    )
     errors, count = pooled.errors(), len(pooled.first)
     bound = lower_bound(errors, family.per_cell)
     exact = [part.exact for part in measured if part.exact is not None]

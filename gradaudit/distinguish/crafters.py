@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Protocol
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ import optax
 from gradaudit.data import Dataset
 from gradaudit.distinguish.blackbox import (
     BlackRule,
-    LargerChange,
-    LossFell,
-    SignsOfStep,
+    larger_change,
+    loss_fell,
+    signs_of_step,
 )
 from gradaudit.distinguish.game import Crafted
 from gradaudit.errors import InputError
@@ -22,6 +22,9 @@ from gradaudit.models.gradients import batch_gradient, one_hot, per_example_grad
 from gradaudit.models.model import Model, check_batch
 from gradaudit.tree import flatten
 from gradaudit.types import Key, PyTree
+
+# How a malicious model is trained: on so many inputs, so often, with Adam.
+_OTHERS, _MALICIOUS_STEPS, _MALICIOUS_RATE = 256, 100, 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,96 +43,57 @@ class Scene:
     clip: float = 1.0
 
 
-class Crafter(Protocol):
-    """Makes two gradients; deterministic in the scene."""
-
-    def craft(self, scene: Scene) -> Crafted:
-        """Returns the gradients g1 and g2 of a scene."""
+Crafter = Callable[[Scene], Crafted]  # deterministic
 
 
-@dataclasses.dataclass(frozen=True)
-class Benign:
-    """g1 and g2 are the honest gradients of x1 and x2."""
-
-    def craft(self, scene: Scene) -> Crafted:
-        """Returns the two gradients."""
-        gradients = jnp.stack([_gradient(scene, 0), _gradient(scene, 1)])
-        return Crafted(scene.params, scene.inputs, scene.targets, gradients)
+def benign(scene: Scene) -> Crafted:
+    """Returns the honest gradients of x1 and x2."""
+    gradients = jnp.stack([_gradient(scene, 0), _gradient(scene, 1)])
+    return Crafted(scene.params, scene.inputs, scene.targets, gradients)
 
 
-@dataclasses.dataclass(frozen=True)
-class InputPerturbation:
-    """x2 = x1 + step * sign(gradient of the loss in x1), the fast gradient sign method.
+def input_perturbation(scene: Scene) -> Crafted:
+    """Returns the gradients at x1 and x1 + sign(gradient of the loss in x1).
 
-    As in the paper the perturbed input is not clipped to the range of pixels.
+    That is the fast gradient sign method with a step of 1. As in the paper the
+    perturbed input is not clipped to the range of pixels.
     """
-
-    step: float = 1.0
-
-    def craft(self, scene: Scene) -> Crafted:
-        """Returns the gradients at x1 and at the perturbed x1."""
-        x1, target = scene.inputs[0], scene.targets[0]
-        slope = _input_gradient(scene.model, scene.params, x1, target)
-        inputs = jnp.stack([x1, x1 + self.step * jnp.sign(slope)])
-        targets = jnp.stack([target, target])
-        perturbed = dataclasses.replace(scene, inputs=inputs, targets=targets)
-        return Benign().craft(perturbed)
+    x1, target = scene.inputs[0], scene.targets[0]
+    slope = _input_gradient(scene.model, scene.params, x1, target)
+    inputs = jnp.stack([x1, x1 + jnp.sign(slope)])
+    targets = jnp.stack([target, target])
+    return benign(dataclasses.replace(scene, inputs=inputs, targets=targets))
 
 
-@dataclasses.dataclass(frozen=True)
-class ParameterRetrogression:
-    """g2 is x1's gradient at parameters moved uphill: params + step * g1."""
-
-    step: float = 1.0
-
-    def craft(self, scene: Scene) -> Crafted:
-        """Returns the gradients of x1 at the parameters and at the worse ones."""
-        first = _gradient(scene, 0)
-        vector, unflatten = flatten(scene.params)
-        worse = unflatten(vector + self.step * first)
-        second = _gradient(dataclasses.replace(scene, params=worse), 0)
-        return _about_x1(scene, scene.params, jnp.stack([first, second]))
+def parameter_retrogression(scene: Scene) -> Crafted:
+    """Returns x1's gradients g1 at the parameters and at the worse ones, + g1."""
+    first = _gradient(scene, 0)
+    vector, unflatten = flatten(scene.params)
+    worse = dataclasses.replace(scene, params=unflatten(vector + first))
+    return _about_x1(scene, first, _gradient(worse, 0))
 
 
-@dataclasses.dataclass(frozen=True)
-class GradientFlip:
-    """g2 = -g1, where g1 is x1's honest gradient."""
-
-    def craft(self, scene: Scene) -> Crafted:
-        """Returns the gradient of x1 and its negative."""
-        first = _gradient(scene, 0)
-        return _about_x1(scene, scene.params, jnp.stack([first, -first]))
+def gradient_flip(scene: Scene) -> Crafted:
+    """Returns x1's honest gradient and its negative."""
+    first = _gradient(scene, 0)
+    return _about_x1(scene, first, -first)
 
 
-@dataclasses.dataclass(frozen=True)
-class Collusion:
-    """Gradient flip on a malicious model that knows one label only, and not x1's.
+def collusion(scene: Scene) -> Crafted:
+    """Returns a gradient flip on a malicious model that never saw the label of x1.
 
     Its loss on x1 is huge, so that the norm of g1 is far beyond the clip.
     """
-
-    steps: int = 100
-    learning_rate: float = 1e-3
-
-    def craft(self, scene: Scene) -> Crafted:
-        """Returns the gradient of x1 at the malicious model, and its negative."""
-        targets = jnp.tile(scene.targets[1], (len(scene.others), 1))
-        params = _train(scene.model, self, scene.params, scene.others, targets)
-        malicious = dataclasses.replace(scene, params=params)
-        return GradientFlip().craft(malicious)
+    targets = jnp.tile(scene.targets[1], (len(scene.others), 1))
+    params = _train(scene.model, scene.params, scene.others, targets)
+    return gradient_flip(dataclasses.replace(scene, params=params))
 
 
-@dataclasses.dataclass(frozen=True)
-class DummyGradient:
-    """g1 = (c, ..., c), g2 = -g1: the worst case from a norm of the clip on."""
-
-    norm: float = 1.0  # in units of the clip
-
-    def craft(self, scene: Scene) -> Crafted:
-        """Returns the constant gradient and its negative."""
-        vector, _ = flatten(scene.params)
-        first = jnp.full_like(vector, self.norm * scene.clip / vector.size**0.5)
-        return _about_x1(scene, scene.params, jnp.stack([first, -first]))
+def dummy_gradient(scene: Scene) -> Crafted:
+    """Returns (c, ..., c) with the norm of the clip, and its negative: the worst."""
+    vector, _ = flatten(scene.params)
+    first = jnp.full_like(vector, scene.clip / vector.size**0.5)
+    return _about_x1(scene, first, -first)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,27 +101,25 @@ class Adversary:
     """One row of Matsumoto et al. 2022, Table 1."""
 
     name: str
-    crafter: Crafter
+    craft: Crafter
     black_rule: BlackRule
-    access: str  # what the crafter and the server manipulate
 
 
 _TABLE = (
-    Adversary("benign", Benign(), LargerChange(), "nothing"),
-    Adversary("input-perturbation", InputPerturbation(), LossFell(), "images"),
-    Adversary(
-        "parameter-retrogression", ParameterRetrogression(), LossFell(), "parameters"
-    ),
-    Adversary("gradient-flip", GradientFlip(), LossFell(), "gradients"),
-    Adversary("collusion", Collusion(), LossFell(), "gradients; server: parameters"),
-    Adversary("dummy-gradient", DummyGradient(), SignsOfStep(), "gradients"),
+    Adversary("benign", benign, larger_change),
+    Adversary("input-perturbation", input_perturbation, loss_fell),
+    Adversary("parameter-retrogression", parameter_retrogression, loss_fell),
+    Adversary("gradient-flip", gradient_flip, loss_fell),
+    Adversary("collusion", collusion, loss_fell),
+    Adversary("dummy-gradient", dummy_gradient, signs_of_step),
 )
 ADVERSARIES: dict[str, Adversary] = {entry.name: entry for entry in _TABLE}
 
 
-def _about_x1(scene: Scene, params: PyTree, gradients: jax.Array) -> Crafted:
-    twice = jnp.array([0, 0])
-    return Crafted(params, scene.inputs[twice], scene.targets[twice], gradients)
+def _about_x1(scene: Scene, first: jax.Array, second: jax.Array) -> Crafted:
+    """Returns two gradients that both stand for x1."""
+    twice, gradients = jnp.array([0, 0]), jnp.stack([first, second])
+    return Crafted(scene.params, scene.inputs[twice], scene.targets[twice], gradients)
 
 
 def _gradient(scene: Scene, index: int) -> jax.Array:
@@ -167,18 +129,11 @@ def _gradient(scene: Scene, index: int) -> jax.Array:
     return gradient
 
 
-def _plain(
-    model: Model, params: PyTree, inputs: jax.Array, targets: jax.Array
-) -> PyTree:
-    """Returns the gradient of a network without buffers."""
-    return batch_gradient(model, params, {}, inputs, targets)
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def _vector_gradient(
     model: Model, params: PyTree, example: jax.Array, target: jax.Array
 ) -> jax.Array:
-    vector, _ = flatten(_plain(model, params, example[None], target[None]))
+    vector, _ = flatten(batch_gradient(model, params, {}, example[None], target[None]))
     return vector
 
 
@@ -193,22 +148,20 @@ def _input_gradient(
     return slope
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=0)
 def _train(
-    model: Model, plan: Collusion, params: PyTree, inputs: jax.Array, targets: jax.Array
+    model: Model, params: PyTree, inputs: jax.Array, targets: jax.Array
 ) -> PyTree:
-    optimizer = optax.adam(plan.learning_rate)
+    optimizer = optax.adam(_MALICIOUS_RATE)
 
     def step(_: int, state: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         params, moments = state
-        slope = _plain(model, params, inputs, targets)
+        slope = batch_gradient(model, params, {}, inputs, targets)
         updates, moments = optimizer.update(slope, moments)
         return optax.apply_updates(params, updates), moments
 
-    return jax.lax.fori_loop(0, plan.steps, step, (params, optimizer.init(params)))[0]
-
-
-_OTHERS = 256  # inputs that a malicious model is trained on
+    begun = params, optimizer.init(params)
+    return jax.lax.fori_loop(0, _MALICIOUS_STEPS, step, begun)[0]
 
 
 def draw_scene(

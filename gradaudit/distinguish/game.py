@@ -5,7 +5,7 @@ import dataclasses
 import enum
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,7 @@ from gradaudit.types import Key, PyTree
 MINIMUM_TRIALS, MAXIMUM_TRIALS = 100, 10**8
 
 Tell = Callable[[str, int, int], None]  # what is running, trials done, of how many
+Report = Callable[[str, int], None]  # what is running, and the trials just played
 Advance = Callable[[int], None]  # told about the trials just played
 # (key, size) -> which gradient was randomized, (size,), and its scores, (size, ...)
 PlayChunk = Callable[[Key, int], tuple[jax.Array, jax.Array]]
@@ -109,28 +110,14 @@ class Trials:
         )
 
 
-def error_rates(parts: Sequence[Trials]) -> list[tuple[float, float]]:
-    """Returns (FP, FN) of each measurement."""
-    counted = [part.errors() for part in parts]
-    return [(errors.fp, errors.fn) for errors in counted]
-
-
-def pool(parts: Sequence[Trials]) -> Trials:
-    """Returns the trials of several measurements as one set."""
-    return Trials(
-        np.concatenate([part.first for part in parts]),
-        np.concatenate([part.scores for part in parts]),
-    )
-
-
 def ignore(trials: int) -> None:
     """Ignores progress."""
 
 
 def play_in_chunks(
     key: Key, trials: int, largest: int, play: PlayChunk, advance: Advance = ignore
-) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-    """Returns all choices and scores of a game that is played some trials at a time.
+) -> tuple[Trials, ...]:
+    """Returns the trials, for each score, of a game that is played some at a time.
 
     Chunks have one size, so that one program serves all of them; what the last one
     plays too much is dropped. Chunk i has the key fold_in(key, i).
@@ -143,7 +130,8 @@ def play_in_chunks(
         firsts.append(np.asarray(first)[:count])
         scores.append(np.asarray(score)[:count])
         advance(count)
-    return np.concatenate(firsts), np.concatenate(scores)
+    table = np.concatenate(scores).reshape(trials, -1)
+    return tuple(Trials(np.concatenate(firsts), column) for column in table.T)
 
 
 def keys_over_devices(key: Key, count: int) -> jax.Array:
@@ -155,41 +143,36 @@ def keys_over_devices(key: Key, count: int) -> jax.Array:
     return jax.random.split(key, -(-count // devices) * devices)
 
 
-class Counter:
-    """Adds up trials for whoever shows progress."""
-
-    def __init__(self, total: int, tell: Tell | None) -> None:
-        self._total, self._tell, self._done = total, tell, 0
-
-    def __call__(self, label: str, trials: int) -> None:
-        """Counts trials that were just played."""
-        self._done += trials
-        if self._tell is not None:
-            self._tell(label, self._done, self._total)
-
-
 @contextlib.contextmanager
-def interrupts_between_steps() -> Iterator[Callable[[], None]]:
-    """Yields a check that raises KeyboardInterrupt once SIGINT or SIGTERM has come.
+def reporting(total: int, tell: Tell | None) -> Iterator[Report]:
+    """Yields what a game calls between its steps, with the trials it just played.
+
+    It tells `tell` how far the game is, and raises KeyboardInterrupt once SIGINT or
+    SIGTERM has come.
 
     jax compiles on a thread of its own. An exception that breaks off the wait leaves
     that thread behind, and it crashes the process when the process ends: so a first
-    signal only takes effect where `check` is called. A second one takes it at once.
+    signal only takes effect between steps. A second one takes it at once.
     Outside the main thread, which gets the signals, there is nothing to hold back.
     """
     received: list[int] = []
+    done = 0
 
     def note(number: int, frame: FrameType | None) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
 
-    def check() -> None:
+    def report(label: str, trials: int) -> None:
+        nonlocal done
+        done += trials
+        if tell is not None:
+            tell(label, done, total)
         if received:
             raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        yield check
+        yield report
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
     before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
@@ -197,7 +180,7 @@ def interrupts_between_steps() -> Iterator[Callable[[], None]]:
         if handler is not None and handler is not signal.SIG_IGN:
             signal.signal(number, note)
     try:
-        yield check
+        yield report
     finally:
         for number, handler in before.items():
             if handler is not None:

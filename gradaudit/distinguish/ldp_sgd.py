@@ -23,16 +23,16 @@ from gradaudit.distinguish.crafters import (
 )
 from gradaudit.distinguish.game import (
     Box,
-    Counter,
     Crafted,
+    Report,
     Tell,
     Trials,
     check_seed,
     check_trials,
-    interrupts_between_steps,
+    reporting,
 )
-from gradaudit.distinguish.whitebox import Cosine, NormPoint, WhiteRule
-from gradaudit.errors import InputError, unknown_name
+from gradaudit.distinguish.whitebox import NormPoint, WhiteRule, by_cosine
+from gradaudit.errors import InputError, at_least, unknown_name
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
 from gradaudit.report import figures
@@ -44,7 +44,6 @@ from gradaudit.types import Key, PyTree
 PAPER_TRIALS = 10_000  # Matsumoto et al. 2022, section 4.1
 BLACK_TRIALS = 2_000  # by default: a black-box trial costs 1,000 white-box ones
 
-Report = Callable[[str, int], None]  # what is running, and the trials just played
 _SERVER = Server()
 # What keys are folded with, so that no two purposes share one: 1 + i is the i-th scene.
 _PARAMETERS, _SCENES, _GAMES, _SWEEP = 0, 1, 2**31, 2**31 + 1
@@ -69,7 +68,7 @@ class LdpConfig:
     clip: float = 1.0
     clients: int = 1
     server: Server = _SERVER
-    white_rule: WhiteRule = Cosine()
+    white_rule: WhiteRule = by_cosine
     significance: float = bounds.SIGNIFICANCE
     seed: int = 0
 
@@ -89,15 +88,10 @@ class LdpConfig:
             bounds.check_epsilon(epsilon)
         for box in self.boxes:
             check_trials(self.trials_of(box))
-        if not 1 <= self.measurements <= 10_000:
-            raise InputError(
-                f"measurements must be at least 1 (at most 10,000), "
-                f"got {self.measurements}"
-            )
+        at_least(1, 10_000, measurements=self.measurements)
         if not (math.isfinite(self.clip) and self.clip > 0):
             raise InputError(f"clip must be positive and finite, got {self.clip}")
-        if not self.clients >= 1:
-            raise InputError(f"clients must be at least 1, got {self.clients}")
+        at_least(1, clients=self.clients)
         bounds.check_significance(self.significance)
         check_seed(self.seed)
 
@@ -146,23 +140,17 @@ def play_cells(
         )
     if params is None:
         params = model.init(jax.random.fold_in(key, _PARAMETERS))
-    scenes = [
-        draw_scene(
-            jax.random.fold_in(key, _SCENES + index),
-            model,
-            params,
-            dataset,
-            config.clip,
-        )
-        for index in range(config.measurements)
-    ]
+    scenes = []
+    for index in range(config.measurements):
+        scene_key = jax.random.fold_in(key, _SCENES + index)
+        scenes.append(draw_scene(scene_key, model, params, dataset, config.clip))
     for adversary in config.adversaries:
         # By name: a cell does not depend on which other adversaries were asked for.
         name = zlib.crc32(adversary.name.encode())
         game_key = jax.random.fold_in(jax.random.fold_in(key, _GAMES), name)
         crafted = []
         for scene in scenes:
-            made = adversary.crafter.craft(scene)
+            made = adversary.craft(scene)
             made.gradients.block_until_ready()  # nothing runs on behind an interrupt
             crafted.append(made)
             report(f"{adversary.name}, crafting", 0)
@@ -184,19 +172,14 @@ class _Row:
 
     def cells(self, key: Key, crafted: list[Crafted]) -> Iterator[Cell]:
         """Yields a cell per epsilon; measurement i has the key fold_in(key, i)."""
+        config, name = self.config, self.adversary.name
         rows = [
             self._measure(jax.random.fold_in(key, number), entry)
             for number, entry in enumerate(crafted)
         ]
         columns = zip(*rows, strict=True)
-        for epsilon, column in zip(self.config.epsilons, columns, strict=True):
-            yield bounds.make_cell(
-                self.adversary.name,
-                self.box,
-                epsilon,
-                list(column),
-                self.config.family,
-            )
+        for epsilon, column in zip(config.epsilons, columns, strict=True):
+            yield bounds.make_cell(name, self.box, epsilon, column, config.family)
 
     def _measure(self, key: Key, crafted: Crafted) -> list[Measured]:
         """Returns one measurement for every epsilon."""
@@ -207,15 +190,17 @@ class _Row:
             for epsilon in config.epsilons
         ]
         played = self._white(key, laws) if white else self._black(key, crafted)
-        known = white and config.white_rule == Cosine()
-        exact = whitebox.exact_epsilons(laws, by_cosine=known)
-        return [
-            Measured(trials, norm, *each)
-            for trials, each in zip(played, exact, strict=True)
-        ]
+        measured = []
+        for trials, law in zip(played, laws, strict=True):
+            exact = None
+            if white and config.white_rule is by_cosine:
+                exact = bounds.empirical_epsilon(*whitebox.cosine_rates(law))
+            attainable = whitebox.attainable_epsilon(law)
+            measured.append(Measured(trials, norm, exact, attainable))
+        return measured
 
     def _white(self, key: Key, laws: list[whitebox.PairLaw]) -> list[Trials]:
-        rule, trials = self.config.white_rule, self.config.trials_of(Box.WHITE)
+        rule, trials = self.config.white_rule, self.config.trials
         played = []
         for index, law in enumerate(laws):
             game_key = jax.random.fold_in(key, index)
@@ -224,22 +209,20 @@ class _Row:
         return played
 
     def _black(self, key: Key, crafted: Crafted) -> tuple[Trials, ...]:
-        config = self.config
+        config, name = self.config, self.adversary.name
         bystander_key, game_key = jax.random.split(jax.random.fold_in(key, 2**20))
         others = bystander_gradients(
             bystander_key, self.model, crafted, self.dataset, config.clients - 1
         )
+
+        def advance(trials: int) -> None:
+            self.report(f"{name}, black box", trials * len(config.epsilons))
+
         rule = self.adversary.black_rule
+        game = BlackGame(self.model, config.server, rule, config.clip)
+        trials = config.trials_of(Box.BLACK)
         return play_black(
-            game_key,
-            BlackGame(self.model, config.server, rule, config.clip),
-            crafted,
-            others,
-            config.epsilons,
-            config.trials_of(Box.BLACK),
-            lambda trials: self.report(
-                f"{self.adversary.name}, black box", trials * len(config.epsilons)
-            ),
+            game_key, game, crafted, others, config.epsilons, trials, advance
         )
 
 
@@ -353,31 +336,25 @@ def _play(
 ) -> tuple[tuple[Cell, ...], tuple[NormPoint, ...], bool]:
     """Returns the cells, the sweep, and whether a signal ended them early."""
     cells: list[Cell] = []
-    count = Counter(config.total_trials, tell)
-    with interrupts_between_steps() as check:
-
-        def report(label: str, trials: int) -> None:
-            count(label, trials)
-            check()
-
+    sweep: tuple[NormPoint, ...] = ()
+    with reporting(config.total_trials, tell) as report:
         try:
             for cell in play_cells(model, dataset, config, report=report):
                 cells.append(cell)
-            if not norms:
-                return tuple(cells), (), False
-            root = jax.random.key(config.seed)
-            sweep = whitebox.norm_sweep(
-                jax.random.fold_in(root, _SWEEP),
-                size(jax.eval_shape(model.init, root)),
-                config.epsilons,
-                norms,
-                config.trials,
-                config.measurements,
-                lambda trials: report("norm sweep", 0),
-            )
-            return tuple(cells), sweep, False
+            if norms:
+                root = jax.random.key(config.seed)
+                sweep = whitebox.norm_sweep(
+                    jax.random.fold_in(root, _SWEEP),
+                    size(jax.eval_shape(model.init, root)),
+                    config.epsilons,
+                    norms,
+                    config.trials,
+                    config.measurements,
+                    lambda trials: report("norm sweep", 0),
+                )
         except KeyboardInterrupt:
             return tuple(cells), (), True
+    return tuple(cells), sweep, False
 
 
 def _named(what: str, name: str, known: dict[str, Any]) -> Any:

@@ -4,12 +4,11 @@ import dataclasses
 import enum
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from gradaudit import defenses
 from gradaudit.defenses.transforms import Defense, init_states, run
@@ -30,30 +29,6 @@ class Neighbours(enum.Enum):
     ADD_REMOVE = "add-remove"  # an input and none: distance up to the clip
 
 
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-    """How a vector falls into blocks, and the norm of the canary in each of them."""
-
-    sizes: tuple[int, ...]
-    norm: float
-
-    def __post_init__(self) -> None:
-        if not len(self.sizes) or not min(self.sizes) >= 1:
-            raise InputError(
-                "a vector needs at least one coordinate in every block, got "
-                f"{self.sizes}"
-            )
-        if not self.norm > 0:
-            raise InputError(f"the canary's norm must be positive, got {self.norm}")
-
-    def spike(self, last: bool) -> NDArray[np.float32]:
-        """Returns a spike at the first or the last coordinate of each block."""
-        ends = np.cumsum(self.sizes)
-        vector = np.zeros(ends[-1], np.float32)
-        vector[ends - 1 if last else ends - np.array(self.sizes)] = self.norm
-        return vector
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
     """Two vectors, (2, d), and what they are called."""
@@ -62,14 +37,29 @@ class Pair:
     vectors: jnp.ndarray
 
 
-def pairs(blocks: Blocks, neighbours: Neighbours) -> tuple[Pair, ...]:
-    """Returns the pairs to try for a claim about these neighbours."""
-    spike, other = blocks.spike(last=False), blocks.spike(last=True)
+def pairs(
+    sizes: Sequence[int], norm: float, neighbours: Neighbours
+) -> tuple[Pair, ...]:
+    """Returns the pairs to try for a claim about these neighbours.
+
+    They are made of spikes: at the first or the last coordinate of each block of a
+    vector, as high as the norm.
+    """
+    if not len(sizes) or not min(sizes) >= 1:
+        raise InputError(
+            f"a vector needs at least one coordinate in every block, got {sizes}"
+        )
+    if not norm > 0:
+        raise InputError(f"the canary's norm must be positive, got {norm}")
+    ends = np.cumsum(sizes)
+    spike, other = np.zeros((2, ends[-1]), np.float32)
+    spike[ends - np.array(sizes)] = norm
+    other[ends - 1] = norm
     nothing = Pair("present and absent", jnp.stack([spike, np.zeros_like(spike)]))
     if neighbours is Neighbours.ADD_REMOVE:
         return (nothing,)
     opposite = Pair("opposite", jnp.stack([spike, -spike]))
-    if len(spike) == len(blocks.sizes):  # one coordinate per block: no other direction
+    if len(spike) == len(sizes):  # one coordinate per block: no other direction
         return (opposite, nothing)
     return opposite, Pair("orthogonal", jnp.stack([spike, other])), nothing
 
@@ -149,8 +139,12 @@ def closed_form(
 
 def _distance(mechanisms: tuple[Mechanism, ...], neighbours: Neighbours) -> int:
     """How many times S neighbours differ by; a randomizer has no S to multiply."""
-    randomizer = all(entry.kind is NoiseKind.RANDOMIZER for entry in mechanisms)
-    return 2 if neighbours is Neighbours.LOCAL and not randomizer else 1
+    return 2 if neighbours is Neighbours.LOCAL and not _randomize(mechanisms) else 1
+
+
+def _randomize(mechanisms: tuple[Mechanism, ...]) -> bool:
+    """Returns whether all of them are local randomizers."""
+    return all(entry.kind is NoiseKind.RANDOMIZER for entry in mechanisms)
 
 
 def _gaussian(sigma: float, delta: float) -> float:
@@ -206,10 +200,9 @@ def of_function(
     claim: Claim,
     *,
     neighbours: Neighbours = Neighbours.LOCAL,
-    norm: float = 1.0,
 ) -> Subject:
-    """Returns a function (key, vector) -> vector with canaries of this norm."""
-    return Subject(name, release, pairs(Blocks((size,), norm), neighbours), claim)
+    """Returns a function (key, vector) -> vector with canaries of norm 1."""
+    return Subject(name, release, pairs((size,), 1.0, neighbours), claim)
 
 
 def of_defense(
@@ -228,8 +221,10 @@ def of_defense(
     """
     mechanisms = defense.mechanisms
     if neighbours is None:
-        neighbours = _usual_neighbours(mechanisms)
+        local = _randomize(mechanisms)
+        neighbours = Neighbours.LOCAL if local else Neighbours.ADD_REMOVE
     sizes = tuple(int(leaf.size) for leaf in jax.tree.leaves(params))
+    blocks, norm = _canaries(mechanisms, sizes)
     pure = all(entry.kind is not NoiseKind.GAUSSIAN for entry in mechanisms)
     if epsilon is None:
         claim = claimed_by(mechanisms, neighbours, delta)
@@ -238,7 +233,7 @@ def of_defense(
     return Subject(
         name=defense.name,
         release=_DefenseRelease(defense, params),
-        pairs=pairs(_canary_blocks(mechanisms, sizes), neighbours),
+        pairs=pairs(blocks, norm, neighbours),
         claim=claim,
         closed_form=closed_form(mechanisms, neighbours, len(sizes), sum(sizes), delta),
         caveats=tuple(text for entry in mechanisms for text in entry.caveats),
@@ -327,23 +322,17 @@ class _DefenseRelease:
         return flatten(tree)[0]
 
 
-def _usual_neighbours(mechanisms: tuple[Mechanism, ...]) -> Neighbours:
-    randomizers = [entry.kind is NoiseKind.RANDOMIZER for entry in mechanisms]
-    return Neighbours.LOCAL if all(randomizers) else Neighbours.ADD_REMOVE
-
-
-def _canary_blocks(mechanisms: tuple[Mechanism, ...], sizes: tuple[int, ...]) -> Blocks:
-    """Returns a canary beyond the clip, per tensor where tensors are clipped apart."""
+def _canaries(
+    mechanisms: tuple[Mechanism, ...], sizes: tuple[int, ...]
+) -> tuple[tuple[int, ...], float]:
+    """Returns blocks and a norm beyond the clip; tensors if they are clipped apart."""
+    whole = (sum(sizes),)
     if not mechanisms:
-        return Blocks((sum(sizes),), 1.0)
-    clips = [mechanism.clip(0) for mechanism in mechanisms]
-    per_tensor = any(
-        mechanism.per_tensor and clip is not None
-        for mechanism, clip in zip(mechanisms, clips, strict=True)
-    )
-    blocks = sizes if per_tensor else (int(np.sum(sizes)),)
-    bounds = [clip for clip in clips if clip is not None]
-    randomizer = all(entry.kind is NoiseKind.RANDOMIZER for entry in mechanisms)
-    if bounds:  # a randomizer sends a direction: there is no clip to be missing
-        return Blocks(blocks, max(bounds) * (1.0 if randomizer else _BEYOND))
-    return Blocks(blocks, max(entry.sensitivity(0) for entry in mechanisms))
+        return whole, 1.0
+    bounded = [entry for entry in mechanisms if entry.clip(0) is not None]
+    blocks = sizes if any(entry.per_tensor for entry in bounded) else whole
+    clips = [clip for clip in (entry.clip(0) for entry in bounded) if clip is not None]
+    if not clips:
+        return blocks, max(entry.sensitivity(0) for entry in mechanisms)
+    # A randomizer sends a direction: there is no clip to be missing.
+    return blocks, max(clips) * (1.0 if _randomize(mechanisms) else _BEYOND)

@@ -11,8 +11,7 @@ are those of two normals and one chi-square with d - 2 degrees of freedom.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -121,60 +120,32 @@ def attainable_epsilon(law: PairLaw) -> float:
     return max(abs(math.log(left / right)) for left, right in sides)
 
 
-def exact_epsilons(
-    laws: Sequence[PairLaw], by_cosine: bool
-) -> list[tuple[float | None, float]]:
-    """Returns equation 3 of each pair's exact rates, and its exact privacy loss.
-
-    The first is None unless guesses follow the cosine rule, whose rates are known.
-    """
-    exact: list[float | None] = [None] * len(laws)
-    if by_cosine:
-        exact = [empirical_epsilon(*cosine_rates(law)) for law in laws]
-    losses = [attainable_epsilon(law) for law in laws]
-    return list(zip(exact, losses, strict=True))
-
-
 def _angle(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
     cross = left[0] * right[1] - left[1] * right[0]
     return math.atan2(abs(cross), float(left @ right))
 
 
-class WhiteRule(Protocol):
-    """A decision from the answer's cosines with g1 and g2; score >= 0 guesses g1."""
-
-    def score(self, products: jax.Array) -> jax.Array:
-        """Returns one score, (n,), per row of cosines, (n, 2)."""
+# (n, 2), an answer's cosines with g1 and g2 -> scores, (n,); if >= 0 the guess is g1
+WhiteRule = Callable[[jax.Array], jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class Cosine:
-    """g1 when the answer is at least as similar to g1 (equation 5)."""
-
-    def score(self, products: jax.Array) -> jax.Array:
-        """Returns cos(answer, g1) - cos(answer, g2)."""
-        return products[..., 0] - products[..., 1]
+def by_cosine(products: jax.Array) -> jax.Array:
+    """Returns cos(answer, g1) - cos(answer, g2) (equation 5)."""
+    return products[..., 0] - products[..., 1]
 
 
-@dataclasses.dataclass(frozen=True)
-class LikelihoodRatio:
-    """g1 only when the answer lies on g1's side and not on g2's.
+def by_likelihood(products: jax.Array) -> jax.Array:
+    """Returns what is not negative where the answer is on g1's side, not on g2's.
 
     The likelihood ratio is largest there: with both norms at the clip it is e^epsilon
     whatever the angle, where the cosine rule reaches epsilon for opposite gradients
     only. (Not in Matsumoto et al. 2022.)
     """
-
-    def score(self, products: jax.Array) -> jax.Array:
-        """Returns a number that is not negative exactly on that set."""
-        opposed = jnp.minimum(products[..., 0], -products[..., 1])
-        return jnp.where(products[..., 1] < 0, opposed, -1.0)
+    opposed = jnp.minimum(products[..., 0], -products[..., 1])
+    return jnp.where(products[..., 1] < 0, opposed, -1.0)
 
 
-WHITE_RULES: dict[str, WhiteRule] = {
-    "cosine": Cosine(),
-    "likelihood": LikelihoodRatio(),
-}
+WHITE_RULES: dict[str, WhiteRule] = {"cosine": by_cosine, "likelihood": by_likelihood}
 
 
 def play_white(key: Key, law: PairLaw, rule: WhiteRule, trials: int) -> Trials:
@@ -182,9 +153,10 @@ def play_white(key: Key, law: PairLaw, rule: WhiteRule, trials: int) -> Trials:
 
     def chunk(part_key: Key, size: int) -> tuple[jax.Array, jax.Array]:
         first, products = sample_products(part_key, law, size)
-        return first, rule.score(products)
+        return first, rule(products)
 
-    return Trials(*play_in_chunks(key, trials, CHUNK, chunk))
+    (played,) = play_in_chunks(key, trials, CHUNK, chunk)
+    return played
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +191,7 @@ def norm_sweep(
                 game_key = jax.random.fold_in(
                     key, (row * len(epsilons) + column) * measurements + index
                 )
-                errors = play_white(game_key, law, Cosine(), trials).errors()
+                errors = play_white(game_key, law, by_cosine, trials).errors()
                 values.append(empirical_epsilon(errors.fp, errors.fn))
                 advance(trials)
             exact = empirical_epsilon(*cosine_rates(law))

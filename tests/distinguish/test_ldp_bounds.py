@@ -16,7 +16,7 @@ from gradaudit.distinguish.bounds import (
     trials_needed,
 )
 from gradaudit.distinguish.game import Errors, Trials
-from gradaudit.distinguish.whitebox import Cosine, pair_law, play_white
+from gradaudit.distinguish.whitebox import by_cosine, pair_law, play_white
 from gradaudit.errors import InputError
 
 
@@ -42,7 +42,7 @@ def test_the_bound_is_a_bound(epsilon):
     law = dummy_law(epsilon)
     bounds, points = [], []
     for seed in range(200):
-        errors = play_white(jax.random.key(seed), law, Cosine(), 2_000).errors()
+        errors = play_white(jax.random.key(seed), law, by_cosine, 2_000).errors()
         bounds.append(lower_bound(errors))
         points.append(empirical_epsilon(errors.fp, errors.fn))
     assert np.mean(np.array(bounds) > epsilon) <= 0.07
@@ -75,7 +75,7 @@ def test_verdicts():
 
 
 def test_library_estimates_agree_with_ours_on_the_worst_case():
-    trials = play_white(jax.random.key(0), dummy_law(2.0), Cosine(), 100_000)
+    trials = play_white(jax.random.key(0), dummy_law(2.0), by_cosine, 100_000)
     estimates = library_estimates(trials)
     assert set(estimates) == {"split", "one_run", "raw"}
     assert estimates["one_run"] == pytest.approx(2.0, abs=0.1)

@@ -14,9 +14,9 @@ from gradaudit.distinguish.bounds import empirical_epsilon
 from gradaudit.distinguish.crafters import ADVERSARIES, draw_scene
 from gradaudit.distinguish.game import Errors, Trials, play_in_chunks
 from gradaudit.distinguish.whitebox import (
-    Cosine,
-    LikelihoodRatio,
     attainable_epsilon,
+    by_cosine,
+    by_likelihood,
     cosine_rates,
     pair_law,
     play_white,
@@ -54,9 +54,10 @@ def play_in_full(gradients, epsilon: float, trials: int) -> Trials:
     def chunk(key, size):
         keys = jax.random.split(key, size)
         first, products = full_products(keys, gradients, epsilon)
-        return first, Cosine().score(products)
+        return first, by_cosine(products)
 
-    return Trials(*play_in_chunks(KEY, trials, 2**8, chunk))
+    (played,) = play_in_chunks(KEY, trials, 2**8, chunk)
+    return played
 
 
 def within(errors: Errors, rates: tuple[float, float], deviations: float = 3.5) -> bool:
@@ -85,7 +86,7 @@ def test_samplers_follow_the_closed_form(size, norms, epsilon):
     pair = random_pair(size, norms)
     law = pair_law(pair, epsilon, CLIP)
     exact = cosine_rates(law)
-    fast = play_white(KEY, law, Cosine(), 100_000).errors()
+    fast = play_white(KEY, law, by_cosine, 100_000).errors()
     full = play_in_full(jnp.asarray(pair), epsilon, 2_048).errors()
     assert within(fast, exact)
     assert within(full, exact)
@@ -95,10 +96,10 @@ def test_samplers_follow_the_closed_form(size, norms, epsilon):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_fast_sampler_equals_the_full_one_for_every_crafter(name, scene):
-    crafted = ADVERSARIES[name].crafter.craft(scene)
+    crafted = ADVERSARIES[name].craft(scene)
     assert crafted.gradients.shape == (2, 10_650)
     law = pair_law(crafted.gradients, 2.0, CLIP)
-    fast = play_white(KEY, law, Cosine(), 200_000).errors()
+    fast = play_white(KEY, law, by_cosine, 200_000).errors()
     full = play_in_full(crafted.gradients, 2.0, 2_048).errors()
     for one, other, trials in (
         (fast.fp, full.fp, full.first),
@@ -114,14 +115,14 @@ def test_a_wrong_epsilon_is_seen():
     pair = random_pair(100, (1.0, 1.0))
     law = pair_law(pair, 2.0, CLIP)
     wrong = cosine_rates(pair_law(pair, 2.2, CLIP))
-    assert not within(play_white(KEY, law, Cosine(), 200_000).errors(), wrong)
+    assert not within(play_white(KEY, law, by_cosine, 200_000).errors(), wrong)
 
 
 @pytest.mark.parametrize("norms", [(1.0, 1.0), (2.0, 5.0), (0.4, 0.9)])
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_the_likelihood_rule_attains_the_pairs_exact_loss(norms, epsilon):
     law = pair_law(random_pair(50, norms), epsilon, CLIP)
-    errors = play_white(KEY, law, LikelihoodRatio(), 250_000).errors()
+    errors = play_white(KEY, law, by_likelihood, 250_000).errors()
     one_sided = (
         math.log((1 - errors.fn) / errors.fp),
         math.log((1 - errors.fp) / errors.fn),
@@ -153,7 +154,7 @@ def test_the_largest_epsilon_has_a_law():
 
 def test_chunks_are_no_copies_of_each_other():
     law = pair_law(random_pair(10, (1.0, 1.0)), 1.0, CLIP)
-    trials = play_white(KEY, law, Cosine(), 300_000)
+    trials = play_white(KEY, law, by_cosine, 300_000)
     assert len(trials.first) == 300_000
     assert len(np.unique(trials.scores)) > 299_000  # chunks are not copies
 
@@ -161,12 +162,12 @@ def test_chunks_are_no_copies_of_each_other():
 @pytest.mark.slow
 def test_speed(scene):
     """10^7 trials in a minute, and 100 times the full sampler's rate."""
-    crafted = ADVERSARIES["dummy-gradient"].crafter.craft(scene)
+    crafted = ADVERSARIES["dummy-gradient"].craft(scene)
     law = pair_law(crafted.gradients, 4.0, CLIP)
-    play_white(KEY, law, Cosine(), 2**18)
+    play_white(KEY, law, by_cosine, 2**18)
     play_in_full(crafted.gradients, 4.0, 2**8)
     start = time.perf_counter()
-    play_white(KEY, law, Cosine(), 10**7)
+    play_white(KEY, law, by_cosine, 10**7)
     fast = time.perf_counter() - start
     start = time.perf_counter()
     play_in_full(crafted.gradients, 4.0, 10_000)

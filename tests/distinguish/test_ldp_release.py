@@ -13,7 +13,6 @@ from gradaudit.defenses.local import randomize
 from gradaudit.distinguish import Claim, Neighbours, Verdict, audit_release
 from gradaudit.distinguish.bounds import ceiling
 from gradaudit.distinguish.subjects import (
-    Blocks,
     load_subject,
     of_defense,
     of_function,
@@ -193,10 +192,9 @@ def test_few_trials_cannot_tell_and_say_how_many_would():
 
 
 def test_pairs_are_what_the_neighbours_say():
-    blocks = Blocks((3, 2), norm=5.0)
-    (added,) = pairs(blocks, ADD_REMOVE)
+    (added,) = pairs((3, 2), 5.0, ADD_REMOVE)
     np.testing.assert_array_equal(added.vectors, [[5, 0, 0, 5, 0], [0] * 5])
-    opposite, orthogonal, _ = pairs(blocks, LOCAL)
+    opposite, orthogonal, _ = pairs((3, 2), 5.0, LOCAL)
     np.testing.assert_array_equal(opposite.vectors[0], -opposite.vectors[1])
     assert float(jnp.vdot(*orthogonal.vectors)) == 0.0
 

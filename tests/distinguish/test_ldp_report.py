@@ -30,7 +30,7 @@ from gradaudit.distinguish import (
     subjects,
     whitebox,
 )
-from gradaudit.distinguish.game import interrupts_between_steps
+from gradaudit.distinguish.game import reporting
 from gradaudit.models.networks import build_model
 from gradaudit.spec import Spec
 
@@ -107,7 +107,7 @@ def worst_case(count):
     """Adversaries that reach epsilon exactly: claims at the edge of being refuted."""
     black = ADVERSARIES["dummy-gradient"].black_rule
     return tuple(
-        Adversary(f"worst {index}", crafters.DummyGradient(), black, "gradients")
+        Adversary(f"worst {index}", crafters.dummy_gradient, black)
         for index in range(count)
     )
 
@@ -215,14 +215,14 @@ def test_a_mechanisms_audit_runs_again_from_its_result(text, tmp_path, monkeypat
 
 def test_a_signal_takes_effect_between_steps_only():
     reached = []
-    with pytest.raises(KeyboardInterrupt), interrupts_between_steps() as check:
-        check()
+    with pytest.raises(KeyboardInterrupt), reporting(0, None) as report:
+        report("", 0)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.01)
         reached.append("the step ends")
-        check()
+        report("", 0)
     assert reached == ["the step ends"]
-    with pytest.raises(KeyboardInterrupt), interrupts_between_steps():
+    with pytest.raises(KeyboardInterrupt), reporting(0, None):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)  # twice: at once
@@ -236,8 +236,8 @@ def test_a_thread_leaves_signals_alone():
     found = []
 
     def run():
-        with interrupts_between_steps() as check:
-            check()
+        with reporting(0, None) as report:
+            report("", 0)
             found.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=run)
