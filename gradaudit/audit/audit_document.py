@@ -8,7 +8,7 @@ from gradaudit.audit.audit_gates import Gates
 from gradaudit.audit.audit_grid import Grid, Guard
 from gradaudit.audit.captured_grid import CapturedGrid, Run
 from gradaudit.audit.threat import KNOWN, Threat, transforms_seen
-from gradaudit.privacy.certificate import READ_BEFORE
+from gradaudit.privacy.guarantee import READ_BEFORE
 from gradaudit.report.result import SCHEMA_VERSION
 from gradaudit.report.verdict import PLACES, claims_of, headline, places, verdict_of
 from gradaudit.types import Knowledge, Leakage

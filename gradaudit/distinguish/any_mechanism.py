@@ -68,7 +68,8 @@ def _projection(output: jax.Array, pair: jax.Array) -> jax.Array:
 def _magnitude(output: jax.Array, pair: jax.Array) -> jax.Array:
     """Returns the norm of the output."""
     del pair
-    return jnp.linalg.norm(output)
+    norm: jax.Array = jnp.linalg.norm(output)
+    return norm
 
 
 def _smallness(output: jax.Array, pair: jax.Array) -> jax.Array:
@@ -131,7 +132,7 @@ def chunk_size(trials: int, numbers: int) -> int:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _play_chunk(release: Release, vectors: jax.Array, keys: jax.Array) -> Any:
-    def trial(key: Key, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def trial(vectors: jax.Array, key: Key) -> tuple[jax.Array, jax.Array]:
         choice_key, release_key = jax.random.split(key)
         first = jax.random.bernoulli(choice_key)
         output = release(release_key, jnp.where(first, vectors[0], vectors[1]))
@@ -139,10 +140,7 @@ def _play_chunk(release: Release, vectors: jax.Array, keys: jax.Array) -> Any:
         broken = ~jnp.all(jnp.isfinite(output))
         return first, jnp.where(broken, jnp.nan, scores)
 
-    def play(vectors: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.vmap(lambda key: trial(key, vectors))(keys)
-
-    return machine.over_units(play, shared=1)(vectors, keys)
+    return machine.over_units(jax.vmap(trial, (None, 0)), shared=1)(vectors, keys)
 
 
 TRIALS = 100_000

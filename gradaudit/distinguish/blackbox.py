@@ -152,17 +152,7 @@ def _play_chunk(
     settings: tuple[jax.Array, jax.Array],
     keys: jax.Array,
 ) -> Any:
-    def play(
-        crafted: Crafted,
-        bystanders: jax.Array,
-        settings: tuple[jax.Array, jax.Array],
-        keys: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
-        def trial(key: Key) -> tuple[jax.Array, jax.Array]:
-            return _play_trial(game, crafted, bystanders, settings, key)
-
-        return jax.vmap(trial)(keys)
-
+    play = jax.vmap(functools.partial(_play_trial, game), (None, None, None, 0))
     over_devices = machine.over_units(play, shared=3)
     return over_devices(crafted, bystanders, settings, keys)
 

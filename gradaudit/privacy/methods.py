@@ -60,7 +60,7 @@ class Additive:
         """Returns epsilon after each step, (steps,)."""
         with np.errstate(all="ignore"):
             costs = np.repeat(self.costs(events, delta), events.count, axis=0)
-            values = self.convert(np.cumsum(costs, axis=0), delta)
+            values: FloatArray = self.convert(np.cumsum(costs, axis=0), delta)
         return np.nan_to_num(values, nan=np.inf, posinf=np.inf)
 
     def first_over(self, target: float, events: Events, delta: float) -> int | None:
