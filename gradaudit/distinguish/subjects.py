@@ -284,7 +284,7 @@ def load_subject(
     function = load_function(mechanism) if isinstance(mechanism, str) else None
     if function is None:
         return of_defense(
-            defenses.parse(mechanism) if isinstance(mechanism, str) else mechanism,
+            defenses.parse(mechanism),
             params,
             neighbours=neighbours,
             epsilon=epsilon,
