@@ -1,18 +1,17 @@
 """`ga.attack`: draw victims, let them leak, attack, score."""
 
-import contextlib
 import dataclasses
-import hashlib
+import functools
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
-from gradaudit import files, machine
+from gradaudit import machine
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
 from gradaudit.audit.attack_result import AttackResult
@@ -21,24 +20,27 @@ from gradaudit.audit.captured_files import read_tensor_file
 from gradaudit.audit.captured_scenario import arranged
 from gradaudit.audit.informed import LINE_UPS
 from gradaudit.audit.processes import Processes
-from gradaudit.audit.resume import Kept, fingerprint
-from gradaudit.audit.scenario import MOST_LOOKS, Simulated
+from gradaudit.audit.resume import Kept
+from gradaudit.audit.scenario import MOST_LOOKS, Simulated, one_round
 from gradaudit.audit.threat import Threat
 from gradaudit.audit.training_plan import recorded_round
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError, at_least
-from gradaudit.federation.setting import PAPER_SETTINGS, Setting
+from gradaudit.federation.setting import PAPER_SETTINGS
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.privacy.plan import PrivacyPlan, copies_in
 from gradaudit.spec import Spec
 from gradaudit.types import Knowledge, Leakage, PyTree
 
+# The victims, their defense, the run in plain words, and the federation that an epsilon
+# can be said for, of so many tensors (None if there is none).
+_Source = tuple[Simulated, Defense, dict[str, Any], Callable[[int], PrivacyPlan | None]]
+
 DEFAULT_DATASET = "lfw-patches"
 _DRAWS = 4  # networks that an untrained run draws, unless it is told otherwise
-LEARNING_RATE = 0.05
 # Arguments that decide no number: a spec does not hold them.
 _NO_NUMBERS = ("slots", "progress", "keep", "overwrite")
 
@@ -112,18 +114,13 @@ def attack(
     asked = {k: v for k, v in locals().items() if k not in _NO_NUMBERS}
     machine.configure()
     began = time.perf_counter()
-    processes = Processes.joined()
-    kept = Kept(*((keep, None) if processes.leads else (None, processes.send)))
-    with processes.together(kept.take), contextlib.ExitStack() as held:
+    processes = Processes(*machine.joined())
+    kept = Kept(keep, processes)
+    with processes.together(kept.take):
         at_least(1, slots=slots)
-        built = _Asked(**asked).built()
-        spec = Spec.of("attack", **asked)
-        if keep is not None and processes.leads:
-            held.enter_context(files.one_run_in(pathlib.Path(keep)))
-            kept.open(spec, _content(built, slots), overwrite)
-        mine = _part(processes, kept, built, spec, slots)
-        attacking = Attacking(built, spec, began, kept, progress, processes, mine)
-        return attacking.run(jax.random.split(jax.random.key(seed))[1], slots)
+        built, spec = _Asked(**asked).built(), Spec.of("attack", **asked)
+        with kept.open(spec, built.scenario, slots, overwrite):
+            return Attacking(built, spec, kept, slots, progress, began).run()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,160 +162,114 @@ class _Asked:
             raise InputError(f"looks must lie in 1..{MOST_LOOKS}, got {self.looks}")
         if not 0 <= self.line_ups <= 10**6:
             raise InputError(f"line_ups must lie in 0..10^6, got {self.line_ups}")
+        if self.type not in tuple(Leakage):
+            raise InputError(f"type must be 0, 1 or 2, got {self.type}")
 
     def built(self) -> Run:
         """Returns the victims, the adversary and the attack, checked together."""
         chosen = chosen_attack(self.method, self.iterations, self.restarts)
-        if self.type not in tuple(Leakage):
-            raise InputError(f"type must be 0, 1 or 2, got {self.type}")
-        adversary = Threat.parse(self.threat, Leakage(self.type), self.looks)
-        adversary.check(chosen)
-        made = _simulated if self.run is None else _recorded
-        run = made(self, chosen, adversary)
-        run.about.update(
-            type=self.type,
-            method=self.method if isinstance(self.method, str) else "custom",
-            model=run.model.name,
-            round=self.round,
-            victims=self.victims,
-            iterations=chosen.iterations,
-            restarts=chosen.restarts,
-            members=[member.name for member in chosen.members],
-            noise_told=Knowledge.DEFENSE in adversary.knows
-            and bool(run.defense.mechanisms),
-            success_rmse=self.success_rmse,
-            seed=self.seed,
+        threat = Threat.parse(self.threat, Leakage(self.type), self.looks)
+        threat.check(chosen)
+        source = self._drawn if self.run is None else self._recorded
+        scenario, guard, about, plan_of = source(threat)
+        if Knowledge.PARAMETERS in threat.knows:
+            scenario = scenario.handing_out(chosen.altered)
+        # Everybody knows what the columns of a table are.
+        model = dataclasses.replace(scenario.model, columns=scenario.dataset.columns)
+        noise_told = Knowledge.DEFENSE in threat.knows and bool(guard.mechanisms)
+        about |= {
+            "type": self.type,
+            "method": self.method if isinstance(self.method, str) else "custom",
+            "model": model.name,
+            "round": self.round,
+            "victims": self.victims,
+            "iterations": chosen.iterations,
+            "restarts": chosen.restarts,
+            "members": [member.name for member in chosen.members],
+            "noise_told": noise_told,
+            "success_rmse": self.success_rmse,
+            "seed": self.seed,
+        }
+        plan = plan_of(len(jax.tree.leaves(scenario.params)))
+        return Run(scenario, model, chosen, guard, threat, about, plan, self.line_ups)
+
+    def _drawn(self, threat: Threat) -> _Source:
+        """Returns victims that are drawn from a data set."""
+        at_least(1, local_steps=self.local_steps, batch_size=self.batch_size)
+        data, guard = load_dataset(self.dataset), parse_defense(self.defense)
+        model = model_for(self.model, data.shape, data.classes)
+        batch = self.batch_size or (1 if threat.reads is Leakage.EXAMPLE else 3)
+        scenario = Simulated.drawn(
+            jax.random.split(jax.random.key(self.seed))[0],
+            model,
+            data,
+            guard,
+            threat,
+            one_round(self.victims, batch, self.local_steps, self.round + threat.looks),
+            self.round,
+            self._networks(model),
+            None if self.params is None else _given(model, pathlib.Path(self.params)),
         )
-        return dataclasses.replace(run, line_ups=self.line_ups)
+        about: dict[str, Any] = {
+            "defense": self.defense if isinstance(self.defense, str) else guard.name,
+            "dataset": self.dataset if isinstance(self.dataset, str) else data.name,
+            "batch_size": batch,
+            "local_steps": self.local_steps,
+        }
+        if self.params is not None:
+            about["params"] = str(self.params)
 
+        def plan_of(tensors: int) -> PrivacyPlan | None:
+            published = PAPER_SETTINGS.get(data.name)
+            if published is None:
+                return None
+            copies = copies_in(published, np.bincount(data.labels).tolist())
+            return PrivacyPlan(guard, published, copies=copies, tensors=tensors)
 
-def _part(
-    processes: Processes, kept: Kept, run: Run, spec: Spec, slots: int | None
-) -> NDArray[np.int64]:
-    """Returns whom this process attacks: its part of those that are not finished."""
-    several = processes.count > 1
-    name = fingerprint(spec, _content(run, slots)) if several else ""
-    done = processes.agree(name, kept.finished)
-    waiting = [i for i in range(run.scenario.count) if i not in done]
-    return processes.part(np.asarray(waiting, np.int64))
+        return scenario, guard, about, plan_of
 
+    def _networks(self, model: Model) -> int:
+        """Returns how many networks are drawn: several where they are untrained."""
+        draws, given = self.draws, self.params is not None
+        if given and draws not in (None, 1):
+            raise InputError("the parameters of a file are one network: draws is 1")
+        if not (model.drawn or draws in (None, 1)):
+            raise InputError(
+                f"model {model.name!r} has weights of its own, and every draw would be "
+                "the same network: draws is 1 (or redraw=True where it is made)"
+            )
+        if draws is not None:
+            return draws
+        once = self.round or given or not model.drawn
+        return 1 if once else min(_DRAWS, self.victims)
 
-def _content(run: Run, slots: int | None) -> dict[str, Any]:
-    """Returns what decides the numbers beside the spec: data, weights, versions."""
-    scenario, about = run.scenario, machine.describe()
-    arrays = [*jax.tree.leaves(scenario.params), *scenario.draws]
-    weights = hashlib.sha256()
-    for array in arrays:
-        weights.update(np.asarray(array).tobytes())
-    content: dict[str, Any] = {
-        "dataset": scenario.dataset.digest,
-        "weights": weights.hexdigest(),
-        "versions": [about["gradaudit"], about["packages"]],
-        "backend": about["backend"],
-    }
-    # Elsewhere the slots are the width of the program, and decide its rounding.
-    return content if about["backend"] == "cpu" else content | {"slots": slots}
-
-
-def _simulated(asked: _Asked, attack: Attack, threat: Threat) -> Run:
-    """Builds victims that are drawn from a data set."""
-    at_least(1, local_steps=asked.local_steps, batch_size=asked.batch_size)
-    given = asked.dataset
-    data, guard = load_dataset(given), parse_defense(asked.defense)
-    net = model_for(asked.model, data.shape, data.classes)
-    batch = asked.batch_size or (1 if threat.reads is Leakage.EXAMPLE else 3)
-    setting = Setting(
-        clients=asked.victims,
-        clients_per_round=asked.victims,
-        local_steps=asked.local_steps,
-        batch_size=batch,
-        rounds=asked.round + threat.looks,
-        examples=batch * asked.local_steps,
-        learning_rate=LEARNING_RATE,
-    )
-    scenario = Simulated(
-        jax.random.split(jax.random.key(asked.seed))[0],
-        net,
-        data,
-        guard,
-        threat.reads,
-        setting,
-        asked.round,
-        _draws(asked, net),
-        Knowledge.LABELS in threat.knows,
-        Knowledge.DEFENSE in threat.knows,
-        Knowledge.PUBLIC_DATA in threat.knows,
-        threat.looks,
-        None if asked.params is None else _given(net, pathlib.Path(asked.params)),
-    )
-    scenario = _handed_out(scenario, attack, threat)
-    about: dict[str, Any] = {
-        "defense": asked.defense if isinstance(asked.defense, str) else guard.name,
-        "dataset": given if isinstance(given, str) else data.name,
-        "batch_size": batch,
-        "local_steps": asked.local_steps,
-    }
-    if asked.params is not None:
-        about["params"] = str(asked.params)
-    plan = None
-    if published := PAPER_SETTINGS.get(data.name):
-        tensors, sizes = len(jax.tree.leaves(scenario.params)), np.bincount(data.labels)
-        copies = copies_in(published, sizes.tolist())
-        plan = PrivacyPlan(guard, published, copies=copies, tensors=tensors)
-    model = _with_columns(scenario)
-    return Run(scenario, model, attack, guard, threat, about, plan)
-
-
-def _with_columns(scenario: Simulated) -> Model:
-    """Returns the model with the columns of its data: everybody knows what it reads."""
-    columns = scenario.dataset.columns
-    return dataclasses.replace(scenario.model, columns=columns)
-
-
-def _handed_out(scenario: Simulated, attack: Attack, threat: Threat) -> Simulated:
-    """Returns the round as it is under this threat: its server may be malicious."""
-    if Knowledge.PARAMETERS not in threat.knows:
-        return scenario
-    return scenario.handing_out(attack.altered)
-
-
-def _recorded(asked: _Asked, attack: Attack, threat: Threat) -> Run:
-    """Builds victims that took part in a round of a recorded training."""
-    if asked.draws not in (None, 1):
-        raise InputError("a recorded training has one network: draws is 1")
-    if asked.params is not None:
-        raise InputError("a recorded training has its own parameters")
-    if asked.looks != 1:
-        raise InputError(
-            "a client of a recorded training draws other examples in every round: "
-            "looks is 1"
-        )
-    folder = pathlib.Path(str(asked.run))
-    run = recorded_round(folder, asked.round)
-    plan, recipe = run.plan, run.training.recipe
-    scenario = Simulated.recorded(
-        run,
-        threat.reads,
-        asked.victims,
-        Knowledge.LABELS in threat.knows,
-        Knowledge.DEFENSE in threat.knows,
-        Knowledge.PUBLIC_DATA in threat.knows,
-    )
-    if asked.model is not None:
-        data = plan.data[0]
-        scenario = scenario.under(model_for(asked.model, data.shape, data.classes))
-    scenario = _handed_out(scenario, attack, threat)
-    about = {
-        "defense": plan.guard.name,
-        "dataset": plan.data[0].name,
-        "batch_size": recipe.batch_size,
-        "local_steps": recipe.local_steps,
-        "run": str(folder),
-    }
-    tensors = len(jax.tree.leaves(scenario.params))
-    spent = plan.privacy(plan.setting.rounds, tensors)
-    known = _with_columns(scenario)
-    return Run(scenario, known, attack, plan.guard, threat, about, spent)
+    def _recorded(self, threat: Threat) -> _Source:
+        """Returns victims that took part in a round of a recorded training."""
+        if self.draws not in (None, 1):
+            raise InputError("a recorded training has one network: draws is 1")
+        if self.params is not None:
+            raise InputError("a recorded training has its own parameters")
+        if self.looks != 1:
+            raise InputError(
+                "a client of a recorded training draws other examples in every round: "
+                "looks is 1"
+            )
+        folder = pathlib.Path(str(self.run))
+        run = recorded_round(folder, self.round)
+        plan, recipe = run.plan, run.training.recipe
+        scenario = Simulated.recorded(run, threat, self.victims)
+        if self.model is not None:
+            data = plan.data[0]
+            scenario = scenario.under(model_for(self.model, data.shape, data.classes))
+        about = {
+            "defense": plan.guard.name,
+            "dataset": plan.data[0].name,
+            "batch_size": recipe.batch_size,
+            "local_steps": recipe.local_steps,
+            "run": str(folder),
+        }
+        spent = functools.partial(plan.privacy, plan.setting.rounds)
+        return scenario, plan.guard, about, spent
 
 
 def _given(model: Model, path: pathlib.Path) -> tuple[PyTree, PyTree]:
@@ -331,26 +282,6 @@ def _given(model: Model, path: pathlib.Path) -> tuple[PyTree, PyTree]:
     own = model.initial_buffers(jax.random.key(0))
     held = jax.tree.map(jnp.asarray, (params, buffers or own))
     return held[0], held[1]
-
-
-def _draws(asked: _Asked, model: Model) -> int:
-    """Returns how many networks are drawn: several where they are untrained."""
-    draws, given = asked.draws, asked.params is not None
-    if given and draws not in (None, 1):
-        raise InputError("the parameters of a file are one network: draws is 1")
-    if not (model.drawn or draws in (None, 1)):
-        raise InputError(
-            f"model {model.name!r} has weights of its own, and every draw would be the "
-            "same network: draws is 1 (or redraw=True where it is made)"
-        )
-    if draws is None:
-        once = asked.round or given or not model.drawn
-        return 1 if once else min(_DRAWS, asked.victims)
-    if not 1 <= draws <= asked.victims:
-        raise InputError(
-            f"draws must lie in 1..{asked.victims}, the number of victims, got {draws}"
-        )
-    return draws
 
 
 def chosen_attack(

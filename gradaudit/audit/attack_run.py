@@ -14,11 +14,11 @@ from gradaudit.attacks.base import Attack, check_observation
 from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
 from gradaudit.audit.attack_result import AttackResult, Picture
+from gradaudit.audit.captured_scenario import Scenario
 from gradaudit.audit.further_scores import cell_scores, imprint_scores, seen_by_clients
 from gradaudit.audit.informed import line_up_and_certificates
-from gradaudit.audit.processes import Processes
-from gradaudit.audit.resume import Finished, Kept
-from gradaudit.audit.scenario import Group, Scenario
+from gradaudit.audit.resume import Finished, Kept, fingerprint
+from gradaudit.audit.scenario import Group
 from gradaudit.audit.scores import Evaluator, Score, gradient_norms
 from gradaudit.audit.threat import Threat, remarks
 from gradaudit.defenses.transforms import Defense
@@ -57,35 +57,45 @@ class Attacking:
         self,
         run: Run,
         spec: Spec,
-        began: float,
         kept: Kept,
+        slots: int | None,
         progress: Tell | None,
-        processes: Processes | None = None,
-        mine: NDArray[np.int64] | None = None,
+        began: float,
     ) -> None:
-        self._run, self._spec, self._progress = run, spec, progress
-        self._clock = _Clock(began)
-        self._kept, self._processes = kept, processes or Processes()
-        everybody = set(range(run.scenario.count)) - set(kept.finished)
-        # Whom this process attacks: all who are not finished, if it is alone.
-        self._mine = everybody if mine is None else set(mine.tolist())
+        self._run, self._spec, self._kept = run, spec, kept
+        self._slots, self._progress = slots, progress
+        self._began, self._answered = began, 0.0  # when the first answer was there
         self._cut: dict[int, Finished] = {}  # begun, and ended from outside
 
-    def run(self, key: Key, slots: int | None) -> AttackResult:
+    def run(self) -> AttackResult:
         """Attacks whoever is not finished; Ctrl-C keeps what there is."""
-        scenario, notes = self._run.scenario, self._checked()
+        mine, notes = self._mine(), self._checked()
+        key = jax.random.split(jax.random.key(self._run.about["seed"]))[1]
         interrupted = False
-        for draw, group in enumerate(scenario.groups()):
-            if interrupted:
-                break
+        for draw, group in enumerate(self._run.scenario.groups()):
+            remaining = np.flatnonzero(np.isin(group.ids, mine))
+            if interrupted or not len(remaining):
+                continue
+            # The first draw is what a run of one draw has.
+            own = key if draw == 0 else jax.random.fold_in(key, draw)
             try:
-                interrupted = self._attack(key, draw, group, slots)
+                interrupted = self._attack(own, draw, group, remaining)
             except KeyboardInterrupt:
                 interrupted = True
         interrupted = self._gather(interrupted)
         if interrupted and not self._kept.finished and not self._cut:
             raise KeyboardInterrupt("interrupted before the first victim was attacked")
         return self._result(notes, interrupted)
+
+    def _mine(self) -> NDArray[np.int64]:
+        """Returns whom this process attacks: its part of those not finished."""
+        processes, scenario = self._kept.processes, self._run.scenario
+        several = processes.count > 1
+        content = scenario.content if several else {}
+        name = fingerprint(self._spec, content, self._slots) if several else ""
+        done = processes.agree(name, self._kept.finished)
+        waiting = [i for i in range(scenario.count) if i not in done]
+        return processes.part(np.asarray(waiting, np.int64))
 
     def _checked(self) -> list[str]:
         """Raises for what can't work; returns what to keep in mind."""
@@ -97,12 +107,11 @@ class Attacking:
             check_observation(run.model, first.first())
         return notes
 
-    def _attack(self, key: Key, draw: int, group: Group, slots: int | None) -> bool:
-        """Attacks the victims of one draw; returns whether it was interrupted."""
-        run, done = self._run, self._kept.finished
-        remaining = np.flatnonzero([int(i) in self._mine for i in group.ids])
-        if not len(remaining):
-            return False
+    def _attack(
+        self, key: Key, draw: int, group: Group, remaining: NDArray[np.int64]
+    ) -> bool:
+        """Attacks these victims of one draw; returns whether it was interrupted."""
+        run, processes = self._run, self._kept.processes
         evaluator = Evaluator(
             group.ids,
             draw,
@@ -112,47 +121,51 @@ class Attacking:
             -(-PICTURED // len(run.scenario.draws)),
             tuple(member.name for member in run.attack.members),
         )
-        running = {int(group.ids[row]) for row in remaining}
+        running = {int(victim) for victim in group.ids[remaining]}
 
         def watch(snapshot: Snapshot) -> None:
-            self._clock.tick()
+            self._answered = self._answered or time.perf_counter()
             evaluator.watch(snapshot)
-            if self._processes.count > 1:
-                self._processes.listen()
+            processes.listen()
             self._tell(running, snapshot.finished)
 
         def keep(rows: NDArray[np.int64], handed_in: Reconstruction) -> None:
-            self._clock.tick()
+            self._answered = self._answered or time.perf_counter()
             whole = self._finished(evaluator, group, handed_in, rows)
-            self._kept.add(whole, self._clock.elapsed)
+            self._kept.add(whole, time.perf_counter() - self._began)
 
-        draw_key = key if draw == 0 else jax.random.fold_in(key, draw)
         interrupted = False
         try:
             rebuilt = run_attack(
-                *(run.attack, draw_key, run.model, group.victims, slots),
-                *(watch, remaining, keep),
+                run.attack,
+                key,
+                run.model,
+                group.victims,
+                self._slots,
+                watcher=watch,
+                only=remaining,
+                ended=keep,
             )
         except Stopped as stop:
             rebuilt, interrupted = stop.args[0], True
         # What ended together with Ctrl-C was not looked at to the end: it is in the
         # result, and runs again.
-        left = np.flatnonzero([int(group.ids[row]) not in done for row in remaining])
+        done = list(self._kept.finished)
+        left = np.flatnonzero(~np.isin(group.ids[remaining], done))
         if len(left):
-            cut = rebuilt.take(left)
-            for each in self._finished(evaluator, group, cut, remaining[left]):
-                self._cut[each.score.victim] = each
+            cut = self._finished(evaluator, group, rebuilt.take(left), remaining[left])
+            self._cut |= {each.score.victim: each for each in cut}
         return interrupted or is_cut_short(rebuilt)
 
     def _gather(self, interrupted: bool) -> bool:
         """Waits for the other processes; returns whether the run was interrupted."""
         if not interrupted:
             try:
-                self._processes.wait(lambda: self._tell(set(), 0))
+                self._kept.processes.wait(lambda: self._tell(set(), 0))
             except KeyboardInterrupt:
                 interrupted = True
         if interrupted:
-            self._processes.stop()
+            self._kept.processes.stop()
         return interrupted
 
     def _tell(self, running: set[int], ended: int) -> None:
@@ -175,44 +188,39 @@ class Attacking:
         begun = np.flatnonzero(np.asarray(handed_in.status) != Status.MISSING).tolist()
         inputs, trials = np.asarray(handed_in.inputs), np.asarray(handed_in.trial)
         members = evaluator.member_scores(handed_in, rows)
-
-        def rated(score: Score, index: int) -> Score:
+        scores = evaluator.score(handed_in, rows)
+        finished = []
+        for score, index in zip(scores, begun, strict=True):
+            row = int(rows[index])
             seen = group.victims.observe(rows[index : index + 1])
-            private = evaluator.private(int(rows[index]))
-            return dataclasses.replace(
+            rated = dataclasses.replace(
                 score,
                 misfit=run.attack.misfit(handed_in.take(index), seen.first().gradient),
                 gradient_norms=gradient_norms(
-                    run.model, seen.params, seen.buffers, private
+                    run.model, seen.params, seen.buffers, evaluator.private(row)
                 ),
             )
-
-        return [
-            Finished(
-                rated(score, index),
-                evaluator.trace_of(int(rows[index]), int(trials[index])),
-                inputs[index].copy(),
-                members[index],
+            trace = evaluator.trace_of(row, int(trials[index]))
+            finished.append(
+                Finished(rated, trace, inputs[index].copy(), members[index])
             )
-            for score, index in zip(
-                evaluator.score(handed_in, rows), begun, strict=True
-            )
-        ]
+        return finished
 
     def _result(self, notes: list[str], interrupted: bool) -> AttackResult:
-        run, about = self._run, self._run.about
+        run, processes = self._run, self._kept.processes
         everybody = self._cut | self._kept.finished
-        rows = [everybody[victim] for victim in sorted(everybody)]
+        victims = sorted(everybody)
+        rows = [everybody[victim] for victim in victims]
         scores, traces = [row.score for row in rows], [row.trace for row in rows]
-        truth = run.scenario.truth(np.asarray(sorted(everybody)))
+        truth = run.scenario.truth(np.asarray(victims))
         private = np.asarray(truth.inputs)
-        searched = [i for i, trace in enumerate(traces) if trace.frames]
-        pictured = searched or list(range(len(traces)))  # a closed form has no frames
         inputs = np.stack([row.inputs for row in rows]) if rows else private
+        # A closed form has no frames.
+        searched = [row for row in rows if row.trace.frames] or rows
         beside = _beside(run, truth, inputs, scores)
         return AttackResult(
             spec=self._spec,
-            about=about,
+            about=run.about,
             threat=run.threat.to_dict(run.attack),
             environment=machine.describe(),
             scores=scores,
@@ -220,24 +228,37 @@ class Attacking:
             draws=len(run.scenario.draws),
             missing=sorted(set(range(run.scenario.count)) - set(everybody)),
             guess=_guess(run, private, scores),
-            timing=self._clock.timing(len(scores), self._kept.earlier),
+            timing=self._timing(len(scores)),
             accounting=_accounting(run),
-            certificate=_certificate(run, not interrupted and self._processes.leads),
+            certificate=_certificate(run, not interrupted and processes.leads),
             limitations=[
                 *notes,
                 *_limitations(run, interrupted),
                 *seen_by_clients(beside.get("imprint")),
-                *self._processes.limitations,
+                *processes.limitations,
             ],
             members=[row.members for row in rows],
             inputs=inputs,
             truth=private,
             pictures=[
-                Picture(scores[i].victim, traces[i].frames) for i in pictured[:PICTURED]
+                Picture(row.score.victim, row.trace.frames)
+                for row in searched[:PICTURED]
             ],
             interrupted=interrupted,
             beside=beside,
-        )  # fmt: skip
+        )
+
+    def _timing(self, victims: int) -> dict[str, float]:
+        """Tells compilation (up to the first answer) from running."""
+        total = self._kept.earlier + time.perf_counter() - self._began
+        compiling = max(self._answered - self._began, 0.0)
+        running = max(total - compiling, 1e-9)
+        return {
+            "compile_s": compiling,
+            "run_s": running,
+            "total_s": total,
+            "victims_per_s": victims / running,
+        }
 
 
 def _guess(run: Run, truth: Any, scores: list[Score]) -> metrics.Rate:
@@ -258,7 +279,11 @@ def _beside(
     """Returns what only some attacks and some data have to say."""
     data, private = run.scenario.dataset, np.asarray(truth.inputs)
     imprinted = imprint_scores(
-        *(run.attack, run.model, run.scenario.params, private, inputs),
+        run.attack,
+        run.model,
+        run.scenario.params,
+        private,
+        inputs,
         run.about["success_rmse"],
     )
     cells = cell_scores(
@@ -282,7 +307,11 @@ def _certificate(run: Run, play: bool) -> dict[str, Any] | None:
     """Returns what an informed adversary reaches, and what nobody does, if noisy."""
     scenario, about = run.scenario, run.about
     return line_up_and_certificates(
-        *(run.model, scenario.dataset, run.defense, run.threat.reads, scenario.states),
+        run.model,
+        scenario.dataset,
+        run.defense,
+        run.threat.reads,
+        scenario.states,
         batch_size=about["batch_size"],
         local_steps=about["local_steps"],
         success_rmse=about["success_rmse"],
@@ -290,34 +319,6 @@ def _certificate(run: Run, play: bool) -> dict[str, Any] | None:
         line_ups=run.line_ups if play else 0,
         looks=run.threat.looks,
     )
-
-
-class _Clock:
-    """Tells compilation (up to the first answer) from running."""
-
-    def __init__(self, began: float) -> None:
-        self._began, self._first, self._last = began, 0.0, 0.0
-
-    def tick(self) -> None:
-        now = time.perf_counter()
-        self._first = self._first or now
-        self._last = now
-
-    @property
-    def elapsed(self) -> float:
-        return time.perf_counter() - self._began
-
-    def timing(self, victims: int, earlier: float) -> dict[str, float]:
-        """`earlier` seconds went into what was kept of runs before this one."""
-        total = earlier + self.elapsed
-        compiling = max(self._first - self._began, 0.0)
-        running = max(total - compiling, 1e-9)
-        return {
-            "compile_s": compiling,
-            "run_s": running,
-            "total_s": total,
-            "victims_per_s": victims / running,
-        }
 
 
 def _limitations(run: Run, interrupted: bool) -> list[str]:

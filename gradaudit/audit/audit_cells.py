@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import files, machine
-from gradaudit.audit.attack import LEARNING_RATE, attack
+from gradaudit.audit.attack import attack
 from gradaudit.audit.captured_attack import attack_captured
 from gradaudit.audit.informed import line_up
 from gradaudit.audit.mechanism_check import mechanism_check
-from gradaudit.audit.scenario import Simulated
+from gradaudit.audit.scenario import Simulated, one_round
+from gradaudit.audit.threat import Threat
 from gradaudit.audit.train import train
 from gradaudit.data import CATALOGUE, Dataset, load_dataset
 from gradaudit.defenses import none
@@ -33,7 +34,6 @@ from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish import mechanism_audit
 from gradaudit.errors import InputError
 from gradaudit.executors import Interrupted
-from gradaudit.federation.setting import Setting
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.privacy.statement import epsilon, privacy_as_plain
@@ -273,17 +273,12 @@ def gradient_norms(
     rows = []
     for leakage in map(Leakage, types):
         batch = 1 if leakage is Leakage.EXAMPLE else batch_size or 3
-        setting = Setting(
-            clients=victims,
-            clients_per_round=victims,
-            local_steps=local_steps,
-            batch_size=batch,
-            rounds=1,
-            examples=batch * local_steps,
-            learning_rate=LEARNING_RATE,
-        )
+        threat = Threat("curious", leakage)
+        setting = one_round(victims, batch, local_steps)
         before, after = (
-            _norms_of(Simulated(key, net, data, each, leakage, setting, draws=draws))
+            _norms_of(
+                Simulated.drawn(key, net, data, each, threat, setting, draws=draws)
+            )
             for each in (none(), guard)
         )
         rows.append(

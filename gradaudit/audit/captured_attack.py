@@ -1,6 +1,5 @@
 """`ga.attack_captured`: attack captured updates, with or without the truth."""
 
-import contextlib
 import dataclasses
 import pathlib
 import time
@@ -11,14 +10,14 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit import files, machine
+from gradaudit import machine
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
 from gradaudit.audit.attack import chosen_attack
 from gradaudit.audit.attack_result import AttackResult
 from gradaudit.audit.attack_run import Attacking, Run, Tell
-from gradaudit.audit.captured_files import Capture, content_digest, find, read_capture
+from gradaudit.audit.captured_files import Capture, find, read_capture
 from gradaudit.audit.captured_line_up import line_up_of, pick
 from gradaudit.audit.captured_result import Answer, UnseenResult, weigh
 from gradaudit.audit.captured_scenario import UNKNOWN, Captured, private_data, truths_of
@@ -101,9 +100,7 @@ def attack_captured(
     key = jax.random.split(jax.random.key(seed))[1]
     people = None if candidates is None else private_data(candidates, net)
     if told:
-        scored = _scored(
-            run, scenario, spec, key, slots, progress, keep, overwrite, began
-        )
+        scored = _scored(run, spec, slots, progress, keep, overwrite, began)
         beside = {"mechanism": _mechanism(run.about["captured"])}
         if people is not None:
             everybody = [
@@ -224,9 +221,7 @@ def _captures(
 
 def _scored(
     run: Run,
-    scenario: Captured,
     spec: Spec,
-    key: Key,
     slots: int | None,
     progress: Tell | None,
     keep: str | pathlib.Path | None,
@@ -234,19 +229,9 @@ def _scored(
     began: float,
 ) -> AttackResult:
     """Runs with the truth in the evaluator's hand, as a simulated attack does."""
-    kept, described = Kept(keep), machine.describe()
-    content = {
-        "captured": content_digest(scenario.captures),
-        "truth": scenario.dataset.digest,
-        "versions": [described["gradaudit"], described["packages"]],
-        "backend": described["backend"],
-        "model": run.model.name,
-    }
-    with contextlib.ExitStack() as held:
-        if keep is not None:
-            held.enter_context(files.one_run_in(pathlib.Path(keep)))
-            kept.open(spec, content, overwrite)
-        return Attacking(run, spec, began, kept, progress).run(key, slots)
+    kept = Kept(keep)
+    with kept.open(spec, run.scenario, slots, overwrite):
+        return Attacking(run, spec, kept, slots, progress, began).run()
 
 
 def _unseen(

@@ -6,6 +6,7 @@ Each update is put into the shapes of the client's model, and checked against it
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from gradaudit import tree
 from gradaudit.attacks.base import Victims, check_observation
-from gradaudit.audit.captured_files import Arrays, Capture, listed
-from gradaudit.audit.scenario import Group, Ids
+from gradaudit.audit.captured_files import Arrays, Capture, content_digest, listed
+from gradaudit.audit.scenario import Group, Ids, Simulated
 from gradaudit.audit.threat import transforms_seen
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses.transforms import Defense, init_states
@@ -205,6 +206,7 @@ class Captured:
     ) -> None:
         self.captures, self.count = list(captures), len(captures)
         self.draws: list[Ids] = [np.arange(self.count)]
+        self._model = model
         noisy = bool(defense.mechanisms)
         seen = [observation_of(capture, model, noisy) for capture in captures]
         if defense_known and transforms_seen(defense, seen[0].leakage):
@@ -225,6 +227,15 @@ class Captured:
                     f"{capture.folder} is of {examples} examples (batch_size times "
                     f"local_steps), and its truth has {len(truth)}"
                 )
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What decides the attack's numbers beside its arguments."""
+        return {
+            "captured": content_digest(self.captures),
+            "truth": self.dataset.digest,
+            "model": self._model.name,
+        }
 
     @property
     def params(self) -> PyTree:
@@ -275,6 +286,10 @@ class Captured:
             else:
                 groups.append([victim])
         return [np.asarray(group) for group in groups]
+
+
+# Where victims come from. Attacks get what `groups` yields, evaluators `truth`.
+Scenario = Simulated | Captured
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,12 +15,11 @@ import threading
 import time
 from _thread import interrupt_main
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit import machine
 from gradaudit.errors import InputError, LostProcess
 
 _DONE, _INTERRUPTED = "done", "interrupted"
@@ -35,24 +34,6 @@ Take = Callable[[list[str]], None]
 _attacks = itertools.count()  # every process counts alike: one attack after the other
 
 
-class Store(Protocol):
-    """What is used of jax's coordination service."""
-
-    def key_value_set(
-        self, key: str, value: str, allow_overwrite: bool = False
-    ) -> None:
-        """Writes a value, for everybody."""
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Returns a value, as soon as it was written."""
-
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """Returns all keys and values under a prefix."""
-
-    def key_value_delete(self, key: str) -> None:
-        """Removes a key, or all under a prefix."""
-
-
 @dataclasses.dataclass
 class _Sign:
     """A process as it is seen from process 0."""
@@ -65,9 +46,13 @@ class _Sign:
 
 
 class Processes:
-    """The processes of one attack, as one of them sees them."""
+    """The processes of one attack, as one of them sees them.
 
-    def __init__(self, index: int = 0, count: int = 1, store: Store | None = None):
+    They are told by `machine.joined`: the index of this one, how many there are, and
+    jax's store of keys and values (None where this process is alone).
+    """
+
+    def __init__(self, index: int = 0, count: int = 1, store: Any = None) -> None:
         self.index, self.count = index, count
         self._store, self._name = store, f"gradaudit/{next(_attacks)}"
         self._signs = {other: _Sign() for other in range(1, count)}
@@ -77,12 +62,6 @@ class Processes:
         self._take: Take = lambda lines: None
         self._stopped = False
         self._ended_by: str | None = None  # process 0's words, if it ended everybody
-
-    @classmethod
-    def joined(cls) -> "Processes":
-        """Returns the processes that this one was started with: see `machine.join`."""
-        index, count, store = machine.joined()
-        return cls(index, count, store)
 
     @property
     def leads(self) -> bool:
@@ -111,10 +90,10 @@ class Processes:
         if self._store is None:
             return set(finished)
         if self.leads:
-            known = json.dumps(sorted(finished))
+            here = sorted(finished)
             self._store.key_value_set(f"{self._name}/attack", attack)
-            self._store.key_value_set(f"{self._name}/finished", known)
-            return set(json.loads(known))
+            self._store.key_value_set(f"{self._name}/finished", json.dumps(here))
+            return set(here)
         theirs = self._store.blocking_key_value_get(f"{self._name}/attack", _LONG)
         if theirs != attack:
             raise InputError(
@@ -179,15 +158,16 @@ class Processes:
             return
         self._receive()
         for other, sign in self._signs.items():
+            who = f"process {other} of {self.count}"
             if sign.ended == _DONE:
                 continue
             if sign.ended == _INTERRUPTED:
                 raise KeyboardInterrupt(f"process {other} was interrupted")
             if sign.ended is not None:
-                raise LostProcess(f"{self._who(other)} ended: {sign.ended}{_ON}")
+                raise LostProcess(f"{who} ended: {sign.ended}{_ON}")
             if time.monotonic() - sign.seen > _LOST:
                 raise LostProcess(
-                    f"{self._who(other)} has not been heard of for {_LOST:g} s: it was "
+                    f"{who} has not been heard of for {_LOST:g} s: it was "
                     f"killed, or its machine can't be reached{_ON}"
                 )
 
@@ -214,11 +194,7 @@ class Processes:
             self._receive()
             time.sleep(_BEAT / 10)
 
-    def _who(self, other: int) -> str:
-        return f"process {other} of {self.count}"
-
     def _receive(self) -> None:
-        assert self._store is not None
         lines = []
         for key, value in self._store.key_value_dir_get(f"{self._name}/state/"):
             other, state = int(key.rpartition("/")[2]), json.loads(value)
@@ -231,7 +207,6 @@ class Processes:
             self._take(lines)
 
     def _taken(self, other: int, sign: _Sign, sent: int) -> list[str]:
-        assert self._store is not None
         lines = []
         while sign.taken < sent:
             key = f"{self._name}/victims/{other}/{sign.taken}"
@@ -246,7 +221,6 @@ class Processes:
 
     def _live(self) -> None:
         """Shows signs of life, and listens whether process 0 ends everybody."""
-        assert self._store is not None
         while not self._over.wait(_BEAT):
             if self.leads:
                 continue
@@ -258,7 +232,6 @@ class Processes:
                 return
 
     def _speak(self, ended: str | None = None) -> None:
-        assert self._store is not None
         with self._speaking:
             state = {"beat": self._beats, "sent": self._sent, "ended": ended}
             key = f"{self._name}/state/{self.index}"

@@ -7,7 +7,7 @@ never disturbed.
 """
 
 import base64
-import binascii
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -16,13 +16,15 @@ import pathlib
 import zipfile
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit import files
+from gradaudit import files, machine
+from gradaudit.audit.captured_scenario import Scenario
+from gradaudit.audit.processes import Processes
 from gradaudit.audit.scores import MemberScore, Score, Trace
 from gradaudit.errors import InputError
 from gradaudit.report.result import claim, remove_result
@@ -30,9 +32,16 @@ from gradaudit.spec import Spec, describe, rebuild
 
 VICTIMS = "victims.jsonl"
 _VERSION = 2
+# InputError and binascii.Error are a ValueError each.
 _DAMAGE = (
-    *(KeyError, TypeError, ValueError, OSError, EOFError),
-    *(binascii.Error, zipfile.BadZipFile, zlib.error, InputError),
+    KeyError,
+    TypeError,
+    ValueError,
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    RecursionError,
+    zlib.error,
 )
 
 
@@ -47,48 +56,52 @@ class Finished:
 
 
 class Kept:
-    """The finished victims of one attack in a folder, or (None) in memory only.
-
-    `send` hears of every line that is added here.
-    """
+    """The finished victims of one attack: in a folder, in memory, or at process 0."""
 
     def __init__(
-        self,
-        folder: pathlib.Path | str | None,
-        send: Callable[[list[str]], None] | None = None,
+        self, folder: pathlib.Path | str | None, processes: Processes | None = None
     ) -> None:
-        self._path = None if folder is None else pathlib.Path(folder) / VICTIMS
-        self._send = send
+        self.processes = processes or Processes()
+        here = folder is not None and self.processes.leads
+        self._path = pathlib.Path(str(folder)) / VICTIMS if here else None
         self.finished: dict[int, Finished] = {}
         self.earlier = 0.0  # seconds that went into them in runs before this one
 
-    def open(self, spec: Spec, content: dict[str, Any], overwrite: bool) -> None:
-        """Reads what there is; refuses the folder of another attack.
+    @contextlib.contextmanager
+    def open(
+        self, spec: Spec, scenario: Scenario, slots: int | None, overwrite: bool
+    ) -> Iterator[None]:
+        """Holds the folder and reads what there is; refuses that of another attack.
 
-        Guarantee: what is read belongs to an attack with an equal spec and an equal
-        `content` (whatever else decides its numbers).
+        Guarantee: what is read belongs to an attack with an equal spec, on equal data
+        and weights, of the same versions (whatever else decides its numbers).
         """
         if self._path is None:
+            yield
             return
-        _require_described(spec, content)
-        name = fingerprint(spec, content)
+        with files.one_run_in(self._path.parent):
+            content = scenario.content
+            _require_described(spec, content)
+            self._read_or_begin(spec, fingerprint(spec, content, slots), overwrite)
+            yield
+
+    def _read_or_begin(self, spec: Spec, name: str, overwrite: bool) -> None:
+        assert self._path is not None
         if self._path.exists() and not overwrite:
-            self._read(name)
+            self._read(self._path, name)
             return
-        folder = self._path.parent
-        claim(folder, spec, overwrite)
-        remove_result(folder)
+        claim(self._path.parent, spec, overwrite)
+        remove_result(self._path.parent)
         header = {"version": _VERSION, "attack": name}
         files.write_text(self._path, json.dumps(header) + "\n")
 
     def add(self, finished: Sequence[Finished], seconds: float) -> None:
         """Keeps victims that have finished; `seconds` went into this run so far."""
-        if finished and (self._path is not None or self._send is not None):
+        if finished and not (self._path is None and self.processes.leads):
             lines = [_line(each, self.earlier + seconds) for each in finished]
+            self.processes.send(lines)
             if self._path is not None:
                 files.append_lines(self._path, lines)
-            if self._send is not None:
-                self._send(lines)
         self.finished |= {each.score.victim: each for each in finished}
 
     def take(self, lines: list[str]) -> None:
@@ -96,26 +109,28 @@ class Kept:
         if self._path is not None:
             files.append_lines(self._path, lines)
         for line in lines:
-            found = _finished(_parsed(line.encode()))
-            if found is not None:
-                self.finished[found.score.victim] = found
+            self._count(_parsed(line.encode()))
 
-    def _read(self, name: str) -> None:
+    def _read(self, path: pathlib.Path, name: str) -> None:
         """Takes the records of this attack; raises if they are another's."""
-        assert self._path is not None
-        lines = iter(files.whole_lines(self._path))
+        lines = iter(files.whole_lines(path))
         header = _parsed(next(lines, b""))
         if header.get("version") != _VERSION or header.get("attack") != name:
             raise InputError(
-                f"{self._path.parent} holds another attack (other options, other "
-                "files, or another version of gradaudit or jax): choose another --out, "
-                "or say --overwrite"
+                f"{path.parent} holds another attack (other options, other files, or "
+                "another version of gradaudit or jax): choose another --out, or say "
+                "--overwrite"
             )
         for record in map(_parsed, lines):
-            found = _finished(record)
-            if found is not None:
-                self.finished[found.score.victim] = found
+            if self._count(record):
                 self.earlier = max(self.earlier, float(record.get("seconds", 0.0)))
+
+    def _count(self, record: dict[str, Any]) -> bool:
+        """Counts a victim as finished, unless its record is damaged."""
+        found = _finished(record)
+        if found is not None:
+            self.finished[found.score.victim] = found
+        return found is not None
 
 
 def _require_described(spec: Spec, content: dict[str, Any]) -> None:
@@ -128,9 +143,17 @@ def _require_described(spec: Spec, content: dict[str, Any]) -> None:
             )
 
 
-def fingerprint(spec: Spec, content: dict[str, Any]) -> str:
+def fingerprint(spec: Spec, content: dict[str, Any], slots: int | None) -> str:
     """Returns what must be equal for two attacks to be the same one."""
-    identity = {"spec": spec.plain(), **content}
+    about = machine.describe()
+    identity = {
+        "spec": spec.plain(),
+        "versions": [about["gradaudit"], about["packages"]],
+        "backend": about["backend"],
+        **content,
+    }
+    if about["backend"] != "cpu":  # there slots are the program's width: its rounding
+        identity["slots"] = slots
     text = json.dumps(files.finite(identity), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -146,13 +169,13 @@ def _line(finished: Finished, seconds: float) -> str:
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)
     record = {
-        "score": describe(dataclasses.asdict(finished.score)),
-        "oracle": describe(trace.oracle),
-        "members": [describe(dataclasses.asdict(each)) for each in finished.members],
+        "score": dataclasses.asdict(finished.score),
+        "oracle": trace.oracle,
+        "members": [dataclasses.asdict(each) for each in finished.members],
         "seconds": seconds,
         "arrays": base64.b64encode(packed.getvalue()).decode(),
     }
-    return json.dumps(record, allow_nan=False)
+    return json.dumps(describe(record), allow_nan=False)
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
@@ -166,23 +189,18 @@ def _parsed(line: bytes) -> dict[str, Any]:
 def _finished(record: dict[str, Any]) -> Finished | None:
     """Returns what a record holds; None if it is damaged: its victim runs again."""
     try:
-        packed = io.BytesIO(base64.b64decode(record["arrays"], validate=True))
+        found = rebuild(record)
+        packed = io.BytesIO(base64.b64decode(found["arrays"], validate=True))
         with np.load(packed, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        frames = _frames(arrays.items())
+        inputs, rmse, objective = map(arrays.pop, ("inputs", "rmse", "objective"))
         trace = Trace(
-            array("d", arrays["rmse"].tolist()),
-            array("d", arrays["objective"].tolist()),
-            float(rebuild(record["oracle"])),
-            frames,
+            array("d", rmse.tolist()),
+            array("d", objective.tolist()),
+            float(found["oracle"]),
+            {int(name.removeprefix("frame")): each for name, each in arrays.items()},
         )
-        members = tuple(MemberScore(**rebuild(each)) for each in record["members"])
-        score = Score(**rebuild(record["score"]))
-        return Finished(score, trace, arrays["inputs"], members)
+        members = tuple(MemberScore(**each) for each in found["members"])
+        return Finished(Score(**found["score"]), trace, inputs, members)
     except _DAMAGE:
         return None
-
-
-def _frames(arrays: Iterable[tuple[str, Any]]) -> dict[int, Any]:
-    named = [(name.removeprefix("frame"), value) for name, value in arrays]
-    return {int(name): value for name, value in named if name.isdigit()}

@@ -4,19 +4,19 @@ The attacker's side is `groups()`: observations, a group for every draw of the n
 The evaluator's side is `truth(ids)`. Attack code never gets hold of the second.
 """
 
-import copy
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit import tree
 from gradaudit.attacks.base import Victims
+from gradaudit.audit.threat import Threat
 from gradaudit.audit.training_plan import RecordedTraining
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense, ToldDefense
@@ -27,11 +27,21 @@ from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Setting
 from gradaudit.federation.taps import observe_many, private_data
 from gradaudit.models.model import Model, check_batch
-from gradaudit.types import HostOrDevice, Key, Leakage, Observation, PyTree, Victim
+from gradaudit.types import (
+    HostOrDevice,
+    Key,
+    Knowledge,
+    Leakage,
+    Observation,
+    PyTree,
+    Victim,
+)
 
 _CHUNK = 32  # clients that are observed together: speed and memory, no number
 
 MOST_LOOKS = 64  # at one victim: each has a network of its own in the objective
+
+_LEARNING_RATE = 0.05  # of a client, unless it is said
 
 _PUBLIC = 256  # examples of the same kind that a threat may hand over
 
@@ -46,31 +56,31 @@ class Group:
     victims: Victims  # observes positions in `ids`
 
 
-class Scenario(Protocol):
-    """Where victims come from: simulated, recorded, or captured in files."""
-
-    count: int
-    draws: list[Ids]  # victims that share a draw of the network
-
-    @property
-    def dataset(self) -> Dataset:
-        """The private data's set: for evaluators only."""
-
-    @property
-    def params(self) -> PyTree:
-        """The parameters of the first victims: their shapes are those of all."""
-
-    @property
-    def states(self) -> tuple[ServerState, ...]:
-        """What the round began with, of each draw; nothing if it was not ours."""
-
-    def groups(self) -> Iterator[Group]:
-        """Yields the attacker's side, a group for each set of parameters."""
-
-    def truth(self, ids: Ids) -> Victim:
-        """Returns the private data, stacked: for evaluators only."""
+def one_round(
+    victims: int, batch_size: int, local_steps: int, rounds: int = 1
+) -> Setting:
+    """Returns the setting of victims who all take part, and hold what a round takes."""
+    return Setting(
+        clients=victims,
+        clients_per_round=victims,
+        local_steps=local_steps,
+        batch_size=batch_size,
+        rounds=rounds,
+        examples=batch_size * local_steps,
+        learning_rate=_LEARNING_RATE,
+    )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Round:
+    """What is read of one draw of the network."""
+
+    clients: Ids  # the victims
+    everybody: Ids  # who takes part
+    states: tuple[ServerState, ...]  # what the round began with, at each look
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Simulated:
     """Victims drawn from a data set, each a client of one federated round.
 
@@ -79,24 +89,33 @@ class Simulated:
     neither the attack's memory nor its numbers depend on how many victims there are.
     """
 
-    def __init__(
-        self,
+    dataset: Dataset
+    recipe: Recipe
+    population: Population
+    key: Key
+    threat: Threat
+    rounds: tuple[_Round, ...]  # of each draw
+    unseen: NDArray[np.float32]  # examples of the same kind that nobody trains on
+
+    @classmethod
+    def drawn(
+        cls,
         key: Key,
         model: Model,
         dataset: Dataset,
         defense: Defense,
-        leakage: Leakage,
+        threat: Threat,
         setting: Setting,
         round_index: int = 0,
         draws: int = 1,
-        labels_known: bool = False,
-        defense_known: bool = False,
-        public_known: bool = False,
-        looks: int = 1,
         start: tuple[PyTree, PyTree] | None = None,
-    ) -> None:
+    ) -> Self:
+        """Returns clients that are dealt the data set, after rounds of training.
+
+        The network begins from these parameters and buffers, or is drawn.
+        """
         count, each = setting.clients, setting.examples
-        _check_looks(looks, leakage, setting)
+        _check_looks(threat, setting)
         if count * each > len(dataset):
             raise InputError(
                 f"{count} victims of {each} examples need {count * each} examples; "
@@ -108,38 +127,26 @@ class Simulated:
                 f"draws must lie in 1..{count}, the number of victims, got {draws}"
             )
         check_batch(model, dataset.inputs[:1], dataset.labels[:1])
-        params_key, order_key, self._key = jax.random.split(key, 3)
+        params_key, order_key, key = jax.random.split(key, 3)
         order = np.asarray(jax.random.permutation(order_key, len(dataset)))
-        drawn = order[: count * each].reshape(count, each)
-        self.dataset, self.count = dataset, count
-        self._leakage, self._labels_known = leakage, labels_known
-        self._defense_known = defense_known
-        others = order[count * each :][:_PUBLIC]  # whom nobody attacks
-        self._public = _public(dataset.inputs[others]) if public_known else None
-        self._recipe = Recipe.of(model, defense, setting)
-        self._population = Population.of(dataset, list(drawn))
-        self.draws = np.array_split(np.arange(count), draws)
-        self._participants = self.draws
-        self._states = [
-            self._reach(_draw_key(params_key, draw), ids, round_index, start)
-            for draw, ids in enumerate(self.draws)
-        ]
-        # What the rounds of the later looks began with, of each draw.
-        self._later = [
-            self._onward(state, ids, looks - 1)
-            for state, ids in zip(self._states, self.draws, strict=True)
-        ]
+        recipe = Recipe.of(model, defense, setting)
+        held, others = np.split(order, [count * each])
+        population = Population.of(dataset, list(held.reshape(count, each)))
+        rounds = []
+        for draw, clients in enumerate(np.array_split(np.arange(count), draws)):
+            # The first draw is what a run of one draw has.
+            own = params_key if draw == 0 else jax.random.fold_in(params_key, draw)
+            params, buffers = start or (model.init(own), model.initial_buffers(own))
+            states = [initial_state(recipe, params, buffers)]
+            for _ in range(round_index + threat.looks - 1):
+                state, _ = run_round(recipe, population, key, states[-1], clients)
+                states = [*states, state][-threat.looks :]
+            rounds.append(_Round(clients, clients, tuple(states)))
+        unseen = dataset.inputs[others[:_PUBLIC]]
+        return cls(dataset, recipe, population, key, threat, tuple(rounds), unseen)
 
     @classmethod
-    def recorded(
-        cls,
-        run: RecordedTraining,
-        leakage: Leakage,
-        victims: int,
-        labels_known: bool = False,
-        defense_known: bool = False,
-        public_known: bool = False,
-    ) -> Self:
+    def recorded(cls, run: RecordedTraining, threat: Threat, victims: int) -> Self:
         """Returns a round of a training that took place, read as it was run.
 
         The victims are the first of the clients that took part.
@@ -149,30 +156,27 @@ class Simulated:
                 f"{len(run.participants)} clients took part in round {run.round}: ask "
                 f"for 1..{len(run.participants)} victims, not {victims}"
             )
-        made = cls.__new__(cls)
         everybody = np.asarray(run.participants, np.int64)
-        made.dataset, made.count = run.plan.data[0], victims
-        made._key, made._leakage, made._labels_known = run.key, leakage, labels_known
-        made._defense_known = defense_known
-        unseen = run.plan.data[1].inputs[:_PUBLIC]  # what nobody trains on
-        made._public = _public(unseen) if public_known else None
-        made._recipe = run.training.recipe
-        made._population = run.training.population
-        made.draws, made._participants = [everybody[:victims]], [everybody]
-        made._states, made._later = [run.state], [[]]
-        return made
+        training, unseen = run.plan.data
+        return cls(
+            dataset=training,
+            recipe=run.training.recipe,
+            population=run.training.population,
+            key=run.key,
+            threat=threat,
+            rounds=(_Round(everybody[:victims], everybody, (run.state,)),),
+            unseen=unseen.inputs[:_PUBLIC],
+        )
 
     def under(self, model: Model) -> Self:
         """Returns the same round of another model that has these weights and buffers.
 
         So what batch norm learned in training mode is read in evaluation mode.
         """
-        key, state = jax.random.key(0), self._states[0]
+        key, state = jax.random.key(0), self.rounds[0].states[0]
         made = [jax.eval_shape(m, key) for m in (model.init, model.initial_buffers)]
         expected, found = (
-            dict(
-                zip(tree.names(each), map(np.shape, jax.tree.leaves(each)), strict=True)
-            )
+            jax.tree.map(np.shape, each)
             for each in (made, [state.params, state.buffers])
         )
         if expected != found:
@@ -180,23 +184,22 @@ class Simulated:
                 f"model {model.name!r} has other tensors than what was trained as "
                 f"{self.model.name!r}: leave --model out"
             )
-        again = copy.copy(self)
-        again._recipe = dataclasses.replace(self._recipe, model=model)
-        return again
+        recipe = dataclasses.replace(self.recipe, model=model)
+        return dataclasses.replace(self, recipe=recipe)
 
     def handing_out(self, alter: Callable[[Model, HostOrDevice], Model]) -> Self:
         """Returns the round in which a malicious server alters what it hands out.
 
         What the honest network has learned by then stays; transforms begin anew.
         """
-        public = self._public
+        public = self.public
         if public is None:
             raise InputError(
                 "a malicious server needs public examples to choose its parameters by, "
                 "and every example is a victim's: take fewer victims"
             )
         model = alter(self.model, public)
-        recipe = dataclasses.replace(self._recipe, model=model)
+        recipe = dataclasses.replace(self.recipe, model=model)
         fresh = model.init(jax.random.key(0))  # what it adds is not drawn
 
         def handed_out(state: ServerState) -> ServerState:
@@ -204,70 +207,79 @@ class Simulated:
             anew = initial_state(recipe, params, state.buffers)
             return dataclasses.replace(anew, round=state.round)
 
-        made = copy.copy(self)
-        made._recipe, made._states = recipe, [handed_out(s) for s in self._states]
-        return made
+        rounds = tuple(
+            dataclasses.replace(each, states=tuple(map(handed_out, each.states)))
+            for each in self.rounds
+        )
+        return dataclasses.replace(self, recipe=recipe, rounds=rounds)
 
-    def groups(self) -> Iterator[Group]:
-        """Yields the attacker's side, a group for every draw of the network."""
-        for clients, everybody, state, later in zip(
-            self.draws, self._participants, self._states, self._later, strict=True
-        ):
-            readers = [
-                (at, functools.lru_cache(maxsize=4)(
-                    functools.partial(self._chunk, clients, everybody, at)
-                ))
-                for at in (state, *later)
-            ]  # fmt: skip
-            observe = functools.partial(self._observe, clients, readers)
-            yield Group(self._positions(clients), Victims(len(clients), observe))
+    @property
+    def count(self) -> int:
+        """How many victims there are."""
+        return sum(len(each.clients) for each in self.rounds)
 
-    def truth(self, ids: Ids) -> Victim:
-        """Returns the private data, stacked: for evaluators only."""
-        clients = np.concatenate(self.draws)[ids]
-        parts = []
-        for start in range(0, max(len(clients), 1), _CHUNK):
-            chunk = clients[start : start + _CHUNK]
-            padded = np.resize(chunk, _CHUNK)  # one shape, one trace
-            private = self._private(padded)
-            count = len(chunk)
-            parts.append(jax.tree.map(lambda leaf, n=count: leaf[:n], private))
-        joined: Victim = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-        return joined
+    @property
+    def draws(self) -> list[Ids]:
+        """The victims that share a draw of the network, as clients."""
+        return [each.clients for each in self.rounds]
 
     @property
     def model(self) -> Model:
         """The model as clients receive it."""
-        return self._recipe.model
+        return self.recipe.model
 
     @property
     def states(self) -> tuple[ServerState, ...]:
         """What the round that is read (the last one) began with, of each draw."""
-        begun = zip(self._states, self._later, strict=True)
-        return tuple([first, *later][-1] for first, later in begun)
+        return tuple(each.states[-1] for each in self.rounds)
 
     @property
     def params(self) -> PyTree:
         """The parameters of the first draw: their shapes are those of all."""
-        return self._states[0].params
+        return self.rounds[0].states[0].params
 
-    def _positions(self, clients: Ids) -> Ids:
-        everybody = np.concatenate(self.draws)
-        return np.flatnonzero(np.isin(everybody, clients))
+    @property
+    def public(self) -> NDArray[np.float32] | None:
+        """The examples of the same kind that the adversary has, if any."""
+        given = Knowledge.PUBLIC_DATA in self.threat.knows and len(self.unseen)
+        return self.unseen if given else None
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What decides the attack's numbers beside its arguments: data and weights."""
+        weights = hashlib.sha256()
+        for array in [*jax.tree.leaves(self.params), *self.draws]:
+            weights.update(np.asarray(array).tobytes())
+        return {"dataset": self.dataset.digest, "weights": weights.hexdigest()}
+
+    def groups(self) -> Iterator[Group]:
+        """Yields the attacker's side, a group for every draw of the network."""
+        positions = np.array_split(np.arange(self.count), len(self.rounds))
+        for ids, each in zip(positions, self.rounds, strict=True):
+            chunks = [functools.partial(self._chunk, each, at) for at in each.states]
+            looks = [
+                (state, functools.lru_cache(maxsize=4)(chunk))
+                for state, chunk in zip(each.states, chunks, strict=True)
+            ]
+            observe = functools.partial(self._observe, each.clients, looks)
+            yield Group(ids, Victims(len(ids), observe))
+
+    def truth(self, ids: Ids) -> Victim:
+        """Returns the private data, stacked: for evaluators only."""
+        return self._private(np.concatenate(self.draws)[ids])
 
     def _observe(
         self,
         clients: Ids,
-        readers: Sequence[tuple[ServerState, Callable[[int], Observation]]],
+        looks: Sequence[tuple[ServerState, Callable[[int], Observation]]],
         positions: Ids,
     ) -> Observation:
-        first, *others = [self._look(*reader, positions) for reader in readers]
-        labels = None
-        if self._labels_known:
-            labels = self._private(np.resize(clients[positions], _CHUNK)).labels
-            labels = labels[: len(positions)]
+        """Returns what is read of some clients, in each of these rounds."""
+        first, *others = [self._look(*look, positions) for look in looks]
+        granted = Knowledge.LABELS in self.threat.knows
+        labels = self._private(clients[positions]).labels if granted else None
         return dataclasses.replace(
-            first, labels=labels, public=self._public, others=tuple(others)
+            first, labels=labels, public=self.public, others=tuple(others)
         )
 
     def _look(
@@ -277,11 +289,17 @@ class Simulated:
         positions: Ids,
     ) -> Observation:
         """Returns what is read of some clients in the round that begins so."""
-        sent, buffers = _rows(positions, lambda chunk: _sent(observed(chunk)))
-        template = observed(int(positions[-1]) // _CHUNK)
+        chunks = [observed(int(position) // _CHUNK) for position in positions]
+        rows = [
+            jax.tree.map(
+                lambda leaf, row=row: leaf[row], (chunk.sent, chunk.sent_buffers)
+            )
+            for chunk, row in zip(chunks, positions % _CHUNK, strict=True)
+        ]
+        sent, buffers = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
         told = self._told(state)
         return dataclasses.replace(
-            template,
+            chunks[-1],
             params=state.params,
             sent=sent,
             sent_buffers=buffers,
@@ -291,106 +309,63 @@ class Simulated:
 
     def _told(self, state: ServerState) -> ToldDefense | None:
         """Returns the defense up to where the adversary reads, if it is told."""
-        recipe, leakage = self._recipe, self._leakage
+        recipe, leakage = self.recipe, self.threat.reads
         server = recipe.server if leakage is Leakage.SERVER else ()
         updates = () if leakage is Leakage.EXAMPLE else (*recipe.update, *server)
-        if not self._defense_known or not (recipe.per_example or updates):
+        granted = Knowledge.DEFENSE in self.threat.knows
+        if not granted or not (recipe.per_example or updates):
             return None
         reads_updates = leakage is not Leakage.EXAMPLE
         return ToldDefense(recipe.per_example, updates, reads_updates, int(state.round))
 
-    def _chunk(
-        self, clients: Ids, everybody: Ids, state: ServerState, chunk: int
-    ) -> Observation:
+    def _chunk(self, read: _Round, state: ServerState, chunk: int) -> Observation:
         """Observes some neighbours; the last chunk overlaps: one shape, one trace."""
-        whole_round = self._leakage is Leakage.SERVER and self._recipe.server_sees_round
+        leakage, clients = self.threat.reads, read.clients
+        whole_round = leakage is Leakage.SERVER and self.recipe.server_sees_round
         size = len(clients) if whole_round else min(_CHUNK, len(clients))
         start = min(chunk * _CHUNK, len(clients) - size)
         observation = observe_many(
-            self._recipe,
-            self._population,
-            self._key,
+            self.recipe,
+            self.population,
+            self.key,
             state,
-            self._leakage,
+            leakage,
             clients[start : start + size].tolist(),
-            participants=everybody.tolist(),
+            participants=read.everybody.tolist(),
         )
         shift = chunk * _CHUNK - start
         return observation.per_victim(lambda leaf: np.asarray(leaf)[shift:])
 
     def _private(self, clients: Ids) -> Victim:
         """Returns what these clients used in the round, in the order of use."""
-        used = private_data(
-            self._recipe,
-            self._population,
-            self._key,
-            self._states[0],  # of which only the round is read: equal for all draws
-            jnp.asarray(clients, jnp.int32),
-        )
-        read = slice(0, 1) if self._leakage is Leakage.EXAMPLE else slice(None)
-        cut: Victim = jax.tree.map(lambda leaf: np.asarray(leaf)[:, read], used)
-        return cut
-
-    def _reach(
-        self,
-        key: Key,
-        clients: Ids,
-        round_index: int,
-        start: tuple[PyTree, PyTree] | None,
-    ) -> ServerState:
-        """Trains up to a round, from these parameters and buffers or from a draw."""
-        model = self._recipe.model
-        params, buffers = start or (model.init(key), model.initial_buffers(key))
-        state = initial_state(self._recipe, params, buffers)
-        return [state, *self._onward(state, clients, round_index)][-1]
-
-    def _onward(
-        self, state: ServerState, clients: Ids, rounds: int
-    ) -> list[ServerState]:
-        """Returns what each of the next rounds begins with."""
-        states = []
-        for _ in range(rounds):
-            state, _ = run_round(
-                self._recipe, self._population, self._key, state, clients
+        read = slice(0, 1) if self.threat.reads is Leakage.EXAMPLE else slice(None)
+        state = self.rounds[0].states[0]  # of which only the round is read
+        parts = []
+        for start in range(0, max(len(clients), 1), _CHUNK):
+            chunk = clients[start : start + _CHUNK]
+            padded = jnp.asarray(np.resize(chunk, _CHUNK), jnp.int32)  # one trace
+            used = private_data(self.recipe, self.population, self.key, state, padded)
+            cut = (slice(len(chunk)), read)
+            parts.append(
+                jax.tree.map(lambda leaf, cut=cut: np.asarray(leaf)[cut], used)
             )
-            states.append(state)
-        return states
+        joined: Victim = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        return joined
 
 
-def _check_looks(looks: int, leakage: Leakage, setting: Setting) -> None:
+def _check_looks(threat: Threat, setting: Setting) -> None:
     """Raises unless every look is at the same examples."""
-    alone = leakage is Leakage.EXAMPLE and setting.batch_size > 1
-    if looks != 1 and (setting.local_steps != 1 or alone):
+    single = threat.reads is Leakage.EXAMPLE
+    several = setting.local_steps != 1 or (single and setting.batch_size > 1)
+    if threat.looks != 1 and several:
+        words = ", and batch_size for type 2" if single else ""
         raise InputError(
             "several looks must be at the same examples, and a client that holds more "
             "than one step reads takes others in every round: leave local_steps out"
-            + ", and batch_size for type 2"
-            * (leakage is Leakage.EXAMPLE)
+            f"{words}"
         )
-
-
-def _sent(observation: Observation) -> tuple[PyTree, PyTree]:
-    return observation.sent, observation.sent_buffers
-
-
-def _public(examples: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    return examples if len(examples) else None
 
 
 def _memory(state: ServerState, transforms: int) -> PyTree:
     """Returns the states of what was told: at the examples, and at the update."""
     return state.per_example, (*state.update, *state.server)[:transforms]
-
-
-def _draw_key(key: Key, draw: int) -> Key:
-    """The first draw is what a run of one draw has."""
-    return key if draw == 0 else jax.random.fold_in(key, draw)
-
-
-def _rows(ids: Ids, of_chunk: Callable[[int], Any]) -> Any:
-    """Gathers victims out of their chunks."""
-    rows = [
-        jax.tree.map(lambda leaf, row=i % _CHUNK: leaf[row], of_chunk(int(i) // _CHUNK))
-        for i in ids
-    ]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)

@@ -14,6 +14,7 @@ from gradaudit.attacks.objective import objective
 from gradaudit.attacks.priors import Smooth
 from gradaudit.attacks.starts import Layout
 from gradaudit.audit.scenario import Simulated
+from gradaudit.audit.threat import Threat
 from gradaudit.data import load_dataset
 from gradaudit.defenses.clipping import Clip, Scope
 from gradaudit.defenses.compression import Prune, Sign, TopK
@@ -21,7 +22,7 @@ from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import defend
 from gradaudit.federation.setting import Setting
 from gradaudit.models.networks import build_model
-from gradaudit.types import Leakage
+from gradaudit.types import Knowledge, Leakage
 
 CLIP = Clip(Constant(0.05))
 DETERMINISTIC = {
@@ -45,9 +46,9 @@ def observed(defense, leakage, batch=1, steps=1, aware=True):
         rounds=1,
         examples=batch * steps,
     )
-    scenario = Simulated(
-        jax.random.key(5), model, data, defense, leakage, setting, defense_known=aware
-    )
+    known = frozenset({Knowledge.DEFENSE} if aware else ())
+    threat = Threat("told", leakage, known)
+    scenario = Simulated.drawn(jax.random.key(5), model, data, defense, threat, setting)
     group = next(iter(scenario.groups()))
     stacked = group.victims.observe(np.zeros(1, np.int64))
     sent = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), stacked.sent)

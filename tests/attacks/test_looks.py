@@ -13,11 +13,12 @@ from gradaudit.attacks.objective import accounts, misfit, objective
 from gradaudit.attacks.priors import Smooth
 from gradaudit.attacks.starts import Layout
 from gradaudit.audit.scenario import Simulated
+from gradaudit.audit.threat import Threat
 from gradaudit.data import load_dataset
 from gradaudit.federation.setting import Setting
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.networks import build_model
-from gradaudit.types import Leakage
+from gradaudit.types import Knowledge, Leakage
 
 SMALL = {"dataset": "digits", "model": "dpfl-2conv", "victims": 2, "draws": 1}
 RELATIVE = RelativeL2(weight=1.0)
@@ -30,11 +31,9 @@ def scenario(defense, looks, leakage=Leakage.EXAMPLE, batch=1, aware=True):
         clients=2, clients_per_round=2, local_steps=1, batch_size=batch, rounds=looks,
         examples=batch, learning_rate=0.05,
     )  # fmt: skip
-    made = Simulated(
-        *(jax.random.key(5), model, data, defense, leakage, setting),
-        defense_known=aware,
-        looks=looks,
-    )
+    known = frozenset({Knowledge.DEFENSE} if aware else ())
+    threat = Threat("told", leakage, known, looks)
+    made = Simulated.drawn(jax.random.key(5), model, data, defense, threat, setting)
     return model, made
 
 

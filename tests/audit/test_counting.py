@@ -1,10 +1,10 @@
 """Every victim that was asked for is counted, and every draw of the network."""
 
 import dataclasses
+import inspect
 import itertools
 import json
 import math
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import gradaudit as ga
 from gradaudit.attacks import lanes
-from gradaudit.audit.attack import _draws
+from gradaudit.audit.attack import _Asked, attack
 from gradaudit.audit.attack_result import AttackResult
 from gradaudit.audit.scenario import Simulated
 from gradaudit.audit.scores import Score
@@ -226,12 +226,20 @@ def test_a_run_of_several_draws_begins_like_a_run_of_one():
     assert [score.draw for score in several.scores] == [0] * 3 + [1] * 3 + [2] * 3
 
 
+def _asked(**said):
+    """What `attack` is asked by default, with this."""
+    fields = {field.name for field in dataclasses.fields(_Asked)}
+    named = inspect.signature(attack).parameters.items()
+    defaults = {name: each.default for name, each in named if name in fields}
+    return _Asked(**defaults | said)
+
+
 def test_several_networks_are_drawn_unless_one_is_asked_for_or_trained():
     model = build_model("mlp", (4,), 2)
 
     def drawn(draws, victims, round_index=0, params=None):
-        asked = {"draws": draws, "victims": victims, "round": round_index}
-        return _draws(SimpleNamespace(**asked, params=params), model)
+        asked = _asked(draws=draws, victims=victims, round=round_index, params=params)
+        return asked._networks(model)
 
     assert [drawn(None, victims) for victims in (5, 4, 2)] == [4, 4, 2]
     assert drawn(None, 5, round_index=1) == drawn(1, 5) == 1

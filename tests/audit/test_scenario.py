@@ -12,6 +12,7 @@ import pytest
 import gradaudit as ga
 from gradaudit.attacks import PRESETS, Attack, Matching, cpl
 from gradaudit.audit.scenario import Simulated
+from gradaudit.audit.threat import Threat
 from gradaudit.data import load_dataset
 from gradaudit.defenses import parse
 from gradaudit.errors import InputError
@@ -38,8 +39,9 @@ def simulated(
         learning_rate=0.05,
     )
     model = build_model(MODEL, digits.shape, digits.classes)
-    return Simulated(
-        KEY, model, digits, parse(defense), leakage, setting, round_index, draws
+    threat = Threat("curious", leakage)
+    return Simulated.drawn(
+        KEY, model, digits, parse(defense), threat, setting, round_index, draws
     )
 
 
@@ -308,10 +310,13 @@ def test_a_round_is_read_under_another_model_of_the_same_tensors():
 
 
 def test_a_malicious_server_alters_nothing_but_what_it_adds():
-    scenario = Simulated(
-        *(KEY, build_model("mlp", (8, 8, 1), 10), load_dataset("digits")),
-        *(parse("none"), Leakage.SERVER, Setting(2, 2, 1, 1, 1, examples=1)),
-        public_known=True,
+    scenario = Simulated.drawn(
+        KEY,
+        build_model("mlp", (8, 8, 1), 10),
+        load_dataset("digits"),
+        parse("none"),
+        Threat.parse("malicious", Leakage.SERVER),
+        Setting(2, 2, 1, 1, 1, examples=1),
     )
     altered = scenario.handing_out(PRESETS["imprint"].make(bins=4).altered)
     kept = {name: altered.params[name] for name in scenario.params}
