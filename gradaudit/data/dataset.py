@@ -216,7 +216,14 @@ def real_numbers(name: str, what: str, value: Any) -> Array:
     return array
 
 
-def whole_labels(path: Path, field: str, labels: Array, count: int) -> Array:
+def whole_labels(
+    path: Path,
+    field: str,
+    labels: Array,
+    count: int,
+    least: int = 0,
+    most: int | None = None,
+) -> Array:
     """Returns `count` labels as they are, or says why they can't be class numbers."""
     if labels.shape != (count,) or not count > 0:
         raise InputError(
@@ -227,6 +234,13 @@ def whole_labels(path: Path, field: str, labels: Array, count: int) -> Array:
         raise InputError(
             f"{path}: field {field!r} must hold integers, found {labels.dtype} "
             f"{labels.shape}"
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < least or (most is not None and high > most):
+        upwards = "" if most is None else f" to {most}"
+        raise InputError(
+            f"{path}: field {field!r} holds the label {low if low < least else high}; "
+            f"classes count from {least}{upwards}"
         )
     return labels
 

@@ -290,8 +290,7 @@ def check_batch(model: Model, inputs: HostOrDevice, labels: HostOrDevice) -> Non
             f"{len(inputs)} inputs need labels of shape ({len(inputs)},), "
             f"got {labels.shape}"
         )
-    finite = np.isfinite(np.asarray(inputs)).all()
-    if not finite:
+    if not np.isfinite(np.asarray(inputs)).all():
         raise InputError("the inputs hold NaN or infinity")
     known = np.asarray(labels)
     outside = (known < 0) | (known >= model.classes)
@@ -346,11 +345,7 @@ def with_loss(model: Model, loss: str) -> Model:
     """Returns the model trained by a loss of the table."""
     if loss not in LOSSES:
         raise unknown_name("loss", loss, LOSSES)
-    if loss == "squared":
-        return dataclasses.replace(model, example_loss=squared_error)
     if loss == "binary":
-        network: Network = OneLogit(model.network)
-        return dataclasses.replace(
-            model, network=network, classes=2, example_loss=cross_entropy
-        )
-    return dataclasses.replace(model, example_loss=cross_entropy)
+        model = dataclasses.replace(model, network=OneLogit(model.network), classes=2)
+    chosen = squared_error if loss == "squared" else cross_entropy
+    return dataclasses.replace(model, example_loss=chosen)

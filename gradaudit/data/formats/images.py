@@ -18,15 +18,11 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".pgm", ".ppm", ".bmp"})
 # By their content; others that Pillow knows would start programs.
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP")
 
-_CHANNELS = 3
-
 # Labeled Faces in the Wild as Wei et al. (2021, section VII) use it: the people with
 # at least 20 images (62 of them, 3,023 images), the middle of the face, 32x32.
 _LFW_FOLDERS = ("lfw_funneled", "lfw-deepfunneled", "lfw")
 _LFW_LEAST = 20
-_LFW_SIDE = 32
 _LFW_BOX = (62, 70, 187, 195)  # left, upper, right, lower of 250x250
-_LFW_SOURCE_SIDE = 250
 
 
 def read_image(path: Path, mode: str | None = None) -> Array:
@@ -77,24 +73,23 @@ def accepts_lfw(path: Path) -> bool:
 
 def read_lfw(path: Path) -> Contents:
     """Reads the people with at least 20 images, cropped and scaled to 32x32x3."""
-    root = _lfw_folder(path)
-    people = [p for p in _folders(root or path) if len(_files(p)) >= _LFW_LEAST]
+    every = [_files(person) for person in _folders(_lfw_folder(path) or path)]
+    people = [images for images in every if len(images) >= _LFW_LEAST]
     if not people:
         raise InputError(f"{path}: nobody has {_LFW_LEAST} images; is it complete?")
-    faces = [_face(file) for person in people for file in _files(person)]
-    counts = [len(_files(person)) for person in people]
+    faces = [_face(file) for images in people for file in images]
+    counts = [len(images) for images in people]
     labels = np.repeat(np.arange(len(people), dtype=np.uint16), counts)
     return Contents({"all": (np.stack(faces), labels)}, len(people))
 
 
 def _face(path: Path) -> Array:
     image = _load(path).convert("RGB")
-    if image.size != (_LFW_SOURCE_SIDE, _LFW_SOURCE_SIDE):
+    if image.size != (250, 250):
         raise InputError(
             f"{path}: field 'size' is {image.size}, LFW images are 250x250"
         )
-    side = (_LFW_SIDE, _LFW_SIDE)
-    return np.asarray(image.resize(side, Image.Resampling.BILINEAR, box=_LFW_BOX))
+    return np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR, box=_LFW_BOX))
 
 
 def _lfw_folder(path: Path) -> Path | None:
@@ -115,12 +110,10 @@ def _load(path: Path) -> Image.Image:
     except InputError:
         raise
     except Exception as error:  # a damaged file can raise anything
-        reason = "it is no JPEG, PNG, PGM or BMP" if _unknown(error) else error
+        # This error's own text names our file object.
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "it is no JPEG, PNG, PGM or BMP" if unknown else error
         raise InputError(f"{path}: field 'pixels' can't be read ({reason})") from None
-
-
-def _unknown(error: Exception) -> bool:
-    return isinstance(error, UnidentifiedImageError)  # its text names our file object
 
 
 def _folders(path: Path) -> list[Path]:
@@ -161,7 +154,7 @@ def read_svhn(path: Path) -> Contents:
 
 def _read_svhn(path: Path) -> tuple[Array, Array]:
     pixels, labels = _matrices(path)
-    if pixels.ndim != 4 or pixels.shape[2] != _CHANNELS or not pixels.size > 0:
+    if pixels.ndim != 4 or pixels.shape[2] != 3 or not pixels.size > 0:
         raise InputError(
             f"{path}: field 'X' is {pixels.dtype} {pixels.shape}, expected uint8 "
             "(32, 32, 3, n)"
@@ -170,12 +163,7 @@ def _read_svhn(path: Path) -> tuple[Array, Array]:
         labels.dtype.kind == "f" and bool(np.all(labels % 1 == 0))
     )
     labels = labels.astype(np.int64) if whole else labels  # MATLAB's are often double
-    labels = whole_labels(path, "y", labels, pixels.shape[3])
-    if not (labels.min() >= 1 and labels.max() <= _CLASSES):
-        raise InputError(
-            f"{path}: field 'y' must be labels from 1 to 10, found {labels.min()} to "
-            f"{labels.max()}"
-        )
+    labels = whole_labels(path, "y", labels, pixels.shape[3], 1, _CLASSES)
     images = np.ascontiguousarray(pixels.transpose(3, 0, 1, 2))
     return images, (labels % _CLASSES).astype(np.uint8)
 

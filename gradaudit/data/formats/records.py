@@ -132,17 +132,19 @@ def read_cifar_strips(path: Path) -> Contents:
     """Reads batches as PNG: a row is an image, the labels are in a JSON list."""
     splits = {}
     for split, names in _BATCHES.items():
-        strips = [read_image(path / f"{name}.png", "RGB") for name in names]
-        for name, strip in zip(names, strips, strict=True):
-            if strip.shape[1] != _SIDE * _SIDE:
-                raise InputError(
-                    f"{path / name}.png: field 'width' is {strip.shape[1]}, expected "
-                    "1024"
-                )
-        labels = _json_labels(path / f"{split}_lables.json")  # the files' spelling
+        strips = [_strip(path / f"{name}.png") for name in names]
         images = np.concatenate(strips).reshape(-1, _SIDE, _SIDE, _CHANNELS)
-        splits[split] = _checked(path / f"{split}_lables.json", images, labels)
+        beside = path / f"{split}_lables.json"  # the files' spelling
+        splits[split] = _checked(beside, images, _json_labels(beside))
     return Contents(splits, _CLASSES)
+
+
+def _strip(path: Path) -> Array:
+    strip = read_image(path, "RGB")
+    width = strip.shape[1]
+    if width != _SIDE * _SIDE:
+        raise InputError(f"{path}: field 'width' is {width}, expected {_SIDE * _SIDE}")
+    return strip
 
 
 def read_batches(
@@ -215,12 +217,7 @@ def _from_planes(pixels: Array) -> Array:
 
 
 def _checked(path: Path, images: Array, labels: Array) -> tuple[Array, Array]:
-    labels = whole_labels(path, "labels", labels, len(images))
-    if not (labels.min() >= 0 and labels.max() < _CLASSES):
-        raise InputError(
-            f"{path}: field 'labels' holds {labels.min()} to {labels.max()}, expected "
-            f"0 to {_CLASSES - 1}; the file is corrupt"
-        )
+    labels = whole_labels(path, "labels", labels, len(images), 0, _CLASSES - 1)
     return images, labels.astype(np.uint8)
 
 

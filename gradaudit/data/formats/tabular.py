@@ -134,13 +134,7 @@ def _classes(path: Path, name: str, labels: Array, inputs: Array) -> Array:
         raise InputError(
             f"{path}: field 'x' of {name!r} is {inputs.shape} for {labels.shape} labels"
         )
-    labels = whole_labels(path, name, labels.reshape(-1), len(inputs))
-    if not int(labels.min()) >= 0:
-        raise InputError(
-            f"{path}: field {name!r} holds the label {labels.min()}; classes count "
-            "from 0"
-        )
-    return labels
+    return whole_labels(path, name, labels.reshape(-1), len(inputs))
 
 
 def read_csv(path: Path) -> Contents:
