@@ -179,8 +179,9 @@ class _Probe:
 
     def check_outputs(self) -> None:
         """Raises unless there is a logit for every class."""
-        given = (self.params, self.buffers, self.inputs)
-        shape = jax.eval_shape(self.model.apply, *given).shape
+        shape = jax.eval_shape(
+            self.model.apply, self.params, self.buffers, self.inputs
+        ).shape
         if shape != (_BATCH, self.model.classes):
             raise InputError(
                 f"model {self.model.name!r} returns logits of shape {shape} for "

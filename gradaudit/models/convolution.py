@@ -140,7 +140,6 @@ def natively(name: str, first: Any, second: Any, geometry: _Geometry) -> Any:
             return inner(*left)[None]
         return jax.vmap(inner, [None if one else 0 for one in shared])(*left)
     _, _, stride, padding = geometry
-
     if name == "outputs":
         return _native(first, second, stride, padding)
     wanted = ShapedArray(MAPS[name](first, second, geometry), first.dtype)
@@ -296,9 +295,8 @@ class Convolution(nn.Module):
         """Returns (n, h, w, features)."""
         layer = self.layer
         side = (layer.kernel, layer.kernel)
-        kernel = self.param(
-            "kernel", self.kernel_init, (*side, inputs.shape[-1], layer.features)
-        )
+        shape = (*side, inputs.shape[-1], layer.features)
+        kernel = self.param("kernel", self.kernel_init, shape)
         if layer.padding is None:
             padding = same_padding(inputs, side, layer.stride)
         else:
@@ -306,10 +304,8 @@ class Convolution(nn.Module):
         values = convolve(inputs, kernel, layer.stride, padding, self.conv_path)
         if self.bias_init is None:
             return values
-        biased: jax.Array = values + self.param(
-            "bias", self.bias_init, (layer.features,)
-        )
-        return biased
+        bias: jax.Array = self.param("bias", self.bias_init, (layer.features,))
+        return values + bias
 
 
 class Dense(nn.Dense):

@@ -69,12 +69,7 @@ class ConvNet(nn.Module):
 
     def _convolution(self, layer: Layer, name: str, **parent: None) -> Convolution:
         return Convolution(
-            layer,
-            self.kernel_init,
-            self.bias_init,
-            self.conv_path,
-            name=name,
-            **parent,
+            layer, self.kernel_init, self.bias_init, self.conv_path, name=name, **parent
         )
 
     def _behind(self, layer: Layer, values: jax.Array) -> jax.Array:
@@ -102,29 +97,6 @@ class Architecture:
     coupled: bool = False
     signed_features: bool = False
     patches: Patches | None = None
-
-    def build(
-        self, input_shape: tuple[int, ...], classes: int, path: Path = Path.AUTO
-    ) -> Model:
-        """Returns the model for inputs of this shape."""
-        if not classes >= 2:
-            raise InputError(f"a model needs at least 2 classes, got {classes}")
-        if self.input_layer is None and len(input_shape) != 3:
-            raise InputError(
-                f"model {self.name!r} reads images (height, width, channels); the data "
-                f"has shape {input_shape}: use a model for tables, as 'mlp'"
-            )
-        return Model(
-            name=self.name,
-            network=self.network(classes, path),
-            input_shape=tuple(input_shape),
-            classes=classes,
-            output_layer="output",
-            input_layer=self.input_layer,
-            coupled=self.coupled,
-            signed_features=self.signed_features,
-            patches=self.patches,
-        )
 
 
 def _untrained(*strides: int) -> Callable[[int, Path], ConvNet]:
@@ -249,7 +221,24 @@ def build_model(
     """Returns a model of the table by name."""
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
-    model = MODELS[name].build(input_shape, classes, path)
-    given = {"name": name, "input_shape": model.input_shape, "classes": classes}
-    arguments = (*given.items(), ("path", path))
-    return dataclasses.replace(model, origin=(build_model, arguments))
+    made, shape = MODELS[name], tuple(input_shape)
+    if not classes >= 2:
+        raise InputError(f"a model needs at least 2 classes, got {classes}")
+    if made.input_layer is None and len(shape) != 3:
+        raise InputError(
+            f"model {name!r} reads images (height, width, channels); the data has "
+            f"shape {shape}: use a model for tables, as 'mlp'"
+        )
+    given = (("name", name), ("input_shape", shape), ("classes", classes))
+    return Model(
+        name=name,
+        network=made.network(classes, path),
+        input_shape=shape,
+        classes=classes,
+        output_layer="output",
+        input_layer=made.input_layer,
+        coupled=made.coupled,
+        signed_features=made.signed_features,
+        patches=made.patches,
+        origin=(build_model, (*given, ("path", path))),
+    )

@@ -130,7 +130,7 @@ def test_under_fed_cdp_it_fails_and_the_certificate_agrees():
     [n if n == "mlp" else pytest.param(n, marks=pytest.mark.slow) for n in MODELS],
 )
 def test_what_a_client_could_notice_is_in_no_honest_network(name):
-    params = MODELS[name].build((8, 8, 1), 10).init(jax.random.key(0))
+    params = build_model(name, (8, 8, 1), 10).init(jax.random.key(0))
     assert noticeable(params) == []
 
 
