@@ -16,11 +16,11 @@ from scipy import special
 from gradaudit import files, machine, tree
 from gradaudit.attacks.objective import guessed_gradient
 from gradaudit.audit.captured_files import read_capture
-from gradaudit.audit.captured_scenario import observation_of, told_to
+from gradaudit.audit.captured_scenario import observation_of
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.distinguish.line_up import scores_of
+from gradaudit.distinguish.line_up import scores_of, told
 from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.federation.setting import Setting
@@ -96,7 +96,7 @@ def _log_likely(
 ) -> NDArray[np.float64]:
     """Returns log p of what was read for each candidate, up to what all share."""
     people = Population.of(candidates, list(rows))
-    scores = scores_of(model, told_to(observation, defense), people)
+    scores = scores_of(model, told(observation, defense), people)
     return np.asarray(scores[0], np.float64)
 
 

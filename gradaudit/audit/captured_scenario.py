@@ -19,7 +19,7 @@ from gradaudit.audit.captured_files import Arrays, Capture, content_digest, list
 from gradaudit.audit.scenario import Group, Ids, Simulated
 from gradaudit.audit.threat import transforms_seen
 from gradaudit.data import Dataset, load_dataset
-from gradaudit.defenses.transforms import Defense, init_states
+from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish.line_up import told
 from gradaudit.errors import InputError
 from gradaudit.federation.recipe import ServerState
@@ -209,8 +209,11 @@ class Captured:
         self._model = model
         noisy = bool(defense.mechanisms)
         seen = [observation_of(capture, model, noisy) for capture in captures]
-        if defense_known and transforms_seen(defense, seen[0].leakage):
-            seen = [told_to(observation, defense) for observation in seen]
+        if defense_known:
+            seen = [
+                told(each, defense) if transforms_seen(defense, each.leakage) else each
+                for each in seen
+            ]
         self.observations = seen
         self.truths = list(truths)
         sizes = {observation.training.examples for observation in seen}
@@ -316,13 +319,6 @@ def _shares(one: Observation, other: Observation) -> bool:
         return False
     leaves = [jax.tree.leaves((o.params, o.buffers, o.memory)) for o in (one, other)]
     return all(np.array_equal(a, b) for a, b in zip(*leaves, strict=True))
-
-
-def told_to(observation: Observation, defense: Defense) -> Observation:
-    """Returns the observation with the defense handed over, up to where it was read."""
-    places = (defense.per_example, defense.update, defense.server)
-    first, second, third = (init_states(part, observation.params) for part in places)
-    return told(observation, places, (first, second, third))
 
 
 def private_data(path: pathlib.Path | str, model: Model) -> Dataset:

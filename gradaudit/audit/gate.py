@@ -20,7 +20,6 @@ convex functions of a sum (Hoeffding 1963, theorem 4).
 import dataclasses
 import enum
 import functools
-import itertools
 import math
 import pathlib
 from collections.abc import Callable
@@ -110,17 +109,6 @@ def victims_needed(limit: float, draws: int | None = None) -> int | None:
     return high
 
 
-@dataclasses.dataclass(frozen=True)
-class GatedAttack(AttackResult):
-    """An attack that went on until a gate was clear; `gate` says what came out."""
-
-    gate: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns result.json, with the gate."""
-        return super().to_dict() | {"gate": self.gate}
-
-
 def attack_until_clear(
     max_asr: float,
     seed: int = 0,
@@ -129,12 +117,12 @@ def attack_until_clear(
     keep: pathlib.Path | str | None = None,
     overwrite: bool = False,
     **asked: Any,
-) -> GatedAttack:
+) -> AttackResult:
     """Attacks victims in growing batches until it is clear whether a limit holds.
 
     Guarantee: "held" is wrong in at most 5 % of runs, and so is "broken"; see the top
     of this file. Every victim has a draw of the network of its own. After 50 / limit
-    victims it remains unclear.
+    victims it remains unclear. `beside["gate"]` of the result says what came out.
 
     Args:
       max_asr: the limit, in (0, 1).
@@ -153,21 +141,21 @@ def attack_until_clear(
             "victims=auto draws the network anew for every victim: it attacks no "
             "training that took place; give a number of victims"
         )
-    numbers = {"max_asr": max_asr, "seed": seed, "line_ups": line_ups}
-    spec = Spec.of("attack-gate", **numbers, **_described(asked))
+    described = {name: value for name, value in asked.items() if name != "slots"}
+    spec = Spec.of(
+        "attack-gate", max_asr=max_asr, seed=seed, line_ups=line_ups, **described
+    )
     if keep is not None:
         claim(pathlib.Path(keep), spec, overwrite)
     most = math.ceil(_PATIENCE / max_asr)
     parts: list[AttackResult] = []
-    verdict, interrupted = Verdict.UNCLEAR, False
+    verdict, interrupted, victims = Verdict.UNCLEAR, False, 0
     largest = min(_LARGEST, _examples(asked))
-    for number in itertools.count():
-        before = sum(part.asked for part in parts)
-        if before >= most:
-            break
-        size = min(_next_batch(_successes(parts), before, max_asr), largest)
+    while victims < most and verdict is Verdict.UNCLEAR and not interrupted:
+        number = len(parts)
+        size = min(_next_batch(_successes(parts), victims, max_asr), largest)
 
-        def tell(done: int, total: int, before: int = before) -> None:
+        def tell(done: int, total: int, before: int = victims) -> None:
             if progress is not None:
                 progress(before + done, most)
 
@@ -177,21 +165,24 @@ def attack_until_clear(
             folder.mkdir(parents=True, exist_ok=True)
         try:
             part = attack(
-                **asked, victims=size, draws=size, seed=_seed(seed, number),
-                progress=tell, keep=folder, overwrite=overwrite,
+                **asked,
+                victims=size,
+                draws=size,
+                seed=_seed(seed, number),
+                progress=tell,
+                keep=folder,
+                overwrite=overwrite,
                 line_ups=0 if parts else line_ups,
-            )  # fmt: skip
+            )
         except KeyboardInterrupt:
             if not parts:
                 raise
             interrupted = True
             break
         parts.append(part)
-        interrupted = part.interrupted
+        interrupted, victims = part.interrupted, victims + part.asked
         if not interrupted:
-            verdict = decide(_successes(parts), sum(p.asked for p in parts), max_asr)
-        if interrupted or verdict is not Verdict.UNCLEAR:
-            break
+            verdict = decide(_successes(parts), victims, max_asr)
     return _joined(parts, spec, max_asr, verdict, interrupted)
 
 
@@ -202,10 +193,6 @@ def _examples(asked: dict[str, Any]) -> int:
     several = 1 if asked.get("type", 2) == Leakage.EXAMPLE else 3
     each = (asked.get("batch_size") or several) * asked.get("local_steps", 1)
     return max(1, len(data) // max(1, int(each)))
-
-
-def _described(asked: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in asked.items() if name != "slots"}
 
 
 def _next_batch(successes: int, victims: int, limit: float) -> int:
@@ -238,7 +225,7 @@ def _joined(
     limit: float,
     verdict: Verdict,
     interrupted: bool,
-) -> GatedAttack:
+) -> AttackResult:
     """Returns all batches as one result; victims are counted through."""
     offsets = np.cumsum([0, *(part.asked for part in parts)]).tolist()
     numbered = list(zip(parts, offsets, strict=False))
@@ -259,39 +246,34 @@ def _joined(
         for part, base in numbered
         for picture in part.pictures
     ]
+    limitations = [text for part in parts for text in part.limitations]
     below, above = evidence(_successes(parts), victims, limit)
-    given = {f.name: getattr(first, f.name) for f in dataclasses.fields(AttackResult)}
-    return GatedAttack(
-        **given
-        | {
-            "spec": spec,
-            "about": first.about | {"victims": victims, "seed": spec.arguments["seed"]},
-            "scores": scores,
-            "traces": [trace for part in parts for trace in part.traces],
-            "draws": victims,
-            "missing": [i + base for part, base in numbered for i in part.missing],
-            "guess": metrics.rate(guessed, len(scores)),
-            "timing": seconds | {"victims_per_s": rate},
-            "limitations": list(
-                dict.fromkeys(
-                    [*(text for part in parts for text in part.limitations), _SAID]
-                )
-            ),
-            "inputs": np.concatenate([part.inputs for part in parts]),
-            "truth": np.concatenate([part.truth for part in parts]),
-            "pictures": pictures[: len(first.pictures) or 1],
-            "members": [each for part in parts for each in part.members],
-            "interrupted": interrupted,
-        },
-        gate={
-            "limit": limit,
-            "verdict": verdict.value,
-            "victims": victims,
-            "successes": _successes(parts),
-            "test": "sequential: mixture likelihood ratio, Ville's inequality",
-            "error_rate": ALPHA,
-            "log_evidence": {"below": below, "above": above},
-        },
+    gate = {
+        "limit": limit,
+        "verdict": verdict.value,
+        "victims": victims,
+        "successes": _successes(parts),
+        "test": "sequential: mixture likelihood ratio, Ville's inequality",
+        "error_rate": ALPHA,
+        "log_evidence": {"below": below, "above": above},
+    }
+    return dataclasses.replace(
+        first,
+        spec=spec,
+        about=first.about | {"victims": victims, "seed": spec.arguments["seed"]},
+        scores=scores,
+        traces=[trace for part in parts for trace in part.traces],
+        draws=victims,
+        missing=[i + base for part, base in numbered for i in part.missing],
+        guess=metrics.rate(guessed, len(scores)),
+        timing=seconds | {"victims_per_s": rate},
+        limitations=list(dict.fromkeys([*limitations, _SAID])),
+        inputs=np.concatenate([part.inputs for part in parts]),
+        truth=np.concatenate([part.truth for part in parts]),
+        pictures=pictures[: len(first.pictures) or 1],
+        members=[each for part in parts for each in part.members],
+        interrupted=interrupted,
+        beside=first.beside | {"gate": gate},
     )
 
 

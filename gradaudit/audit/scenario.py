@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.attacks.base import Victims
-from gradaudit.audit.threat import Threat
+from gradaudit.audit.threat import Threat, transforms_seen
 from gradaudit.audit.training_plan import RecordedTraining
 from gradaudit.data import Dataset
-from gradaudit.defenses.transforms import Defense, ToldDefense
+from gradaudit.defenses.transforms import Defense
+from gradaudit.distinguish.line_up import told
 from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state
@@ -297,26 +298,13 @@ class Simulated:
             for chunk, row in zip(chunks, positions % _CHUNK, strict=True)
         ]
         sent, buffers = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-        told = self._told(state)
+        seen, threat = chunks[-1], self.threat
+        granted = Knowledge.DEFENSE in threat.knows
+        if granted and transforms_seen(self.recipe, threat.reads):
+            seen = told(seen, self.recipe, state)
         return dataclasses.replace(
-            chunks[-1],
-            params=state.params,
-            sent=sent,
-            sent_buffers=buffers,
-            told=told,
-            memory=() if told is None else _memory(state, len(told.at_updates)),
+            seen, params=state.params, sent=sent, sent_buffers=buffers
         )
-
-    def _told(self, state: ServerState) -> ToldDefense | None:
-        """Returns the defense up to where the adversary reads, if it is told."""
-        recipe, leakage = self.recipe, self.threat.reads
-        server = recipe.server if leakage is Leakage.SERVER else ()
-        updates = () if leakage is Leakage.EXAMPLE else (*recipe.update, *server)
-        granted = Knowledge.DEFENSE in self.threat.knows
-        if not granted or not (recipe.per_example or updates):
-            return None
-        reads_updates = leakage is not Leakage.EXAMPLE
-        return ToldDefense(recipe.per_example, updates, reads_updates, int(state.round))
 
     def _chunk(self, read: _Round, state: ServerState, chunk: int) -> Observation:
         """Observes some neighbours; the last chunk overlaps: one shape, one trace."""
@@ -364,8 +352,3 @@ def _check_looks(threat: Threat, setting: Setting) -> None:
             "than one step reads takes others in every round: leave local_steps out"
             f"{words}"
         )
-
-
-def _memory(state: ServerState, transforms: int) -> PyTree:
-    """Returns the states of what was told: at the examples, and at the update."""
-    return state.per_example, (*state.update, *state.server)[:transforms]

@@ -10,8 +10,9 @@ import numpy as np
 
 from gradaudit.attacks import PRESETS
 from gradaudit.attacks.base import Attack
-from gradaudit.defenses.transforms import Defense
+from gradaudit.defenses.transforms import Defense, Transform
 from gradaudit.errors import InputError, unknown_name
+from gradaudit.federation.recipe import Recipe
 from gradaudit.models.model import Model
 from gradaudit.models.networks import MODELS, build_model
 from gradaudit.types import Knowledge, Leakage, LocalTraining, Observation, PyTree
@@ -103,11 +104,10 @@ class Threat:
             remedy = "+".join([self.name, *grants]) if grants else "aware"
             if Knowledge.PARAMETERS in missing:
                 remedy = "malicious"
-            if not False:
-                raise InputError(
-                    f"this attack needs to know {words}, and the threat {self.name!r} "
-                    f"does not give that: choose another attack, or --threat {remedy}"
-                )
+            raise InputError(
+                f"this attack needs to know {words}, and the threat {self.name!r} does "
+                f"not give that: choose another attack, or --threat {remedy}"
+            )
 
     @property
     def letter(self) -> str:
@@ -172,14 +172,13 @@ def remarks(attack: Attack, defense: Defense, threat: Threat) -> list[str]:
     return sentences
 
 
-def transforms_seen(defense: Defense, leakage: Leakage) -> tuple[object, ...]:
+def transforms_seen(
+    defense: Defense | Recipe, leakage: Leakage
+) -> tuple[Transform, ...]:
     """Returns the defense's transforms that lie before the adversary's tap."""
-    points: dict[Leakage, tuple[object, ...]] = {
-        Leakage.EXAMPLE: defense.per_example,
-        Leakage.CLIENT: (*defense.per_example, *defense.update),
-        Leakage.SERVER: (*defense.per_example, *defense.update, *defense.server),
-    }
-    return points[leakage]
+    updates = () if leakage is Leakage.EXAMPLE else defense.update
+    server = defense.server if leakage is Leakage.SERVER else ()
+    return (*defense.per_example, *updates, *server)
 
 
 _IMAGES, _CLASSES = (32, 32, 3), 10  # like CIFAR-10

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gradaudit.attacks.objective import expected_evidence
 from gradaudit.data import Dataset
-from gradaudit.defenses.transforms import ToldDefense
+from gradaudit.defenses.transforms import Defense, ToldDefense, init_states
 from gradaudit.evidence import Evidence
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState, initial_state
@@ -316,28 +316,32 @@ class Game:
                 state.params, (), state.buffers, leakage=self._leakage,
                 training=training_of(recipe),
             )  # fmt: skip
-            states = (state.per_example, state.update, state.server)
-            places = (recipe.per_example, recipe.update, recipe.server)
-            return told(blank, places, states, int(state.round))
+            return told(blank, recipe, state)
 
         template: Observation = self._cached(("told", draw), made)
         return template
 
 
-Places = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]  # of a round
-
-
 def told(
-    observation: Observation, transforms: Places, states: Places, round_index: int = 0
+    observation: Observation,
+    defense: Defense | Recipe,
+    state: ServerState | None = None,
 ) -> Observation:
-    """Returns the observation with the defense handed over, up to where it was read."""
+    """Returns the observation with the defense handed over, up to where it was read.
+
+    Without a state, its transforms are as they begin.
+    """
     leakage = observation.leakage
-    server = transforms[2] if leakage is Leakage.SERVER else ()
-    updates = () if leakage is Leakage.EXAMPLE else (*transforms[1], *server)
-    known = ToldDefense(
-        transforms[0], updates, leakage is not Leakage.EXAMPLE, round_index
-    )
-    memory = (states[0], (*states[1], *states[2])[: len(updates)])
+    server = defense.server if leakage is Leakage.SERVER else ()
+    updates = () if leakage is Leakage.EXAMPLE else (*defense.update, *server)
+    if state is None:
+        places, params = (defense.per_example, updates), observation.params
+        memory, t = tuple(init_states(place, params) for place in places), 0
+    else:
+        sent = (*state.update, *state.server)[: len(updates)]
+        memory, t = (state.per_example, sent), int(state.round)
+    reads_updates = leakage is not Leakage.EXAMPLE
+    known = ToldDefense(defense.per_example, updates, reads_updates, t)
     return dataclasses.replace(observation, told=known, memory=memory)
 
 

@@ -136,7 +136,7 @@ def test_victims_of_every_batch_are_others(tmp_path):
     )
     assert [score.victim for score in result.scores] == list(range(result.asked))
     assert len(np.unique(result.truth[:, 0], axis=0)) == result.asked
-    assert result.draws == result.asked == result.gate["victims"]
+    assert result.draws == result.asked == result.beside["gate"]["victims"]
 
 
 def test_an_unclear_gate_says_what_it_needs(tmp_path):
