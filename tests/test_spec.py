@@ -211,7 +211,7 @@ def test_what_can_not_be_described_is_refused_in_words(value):
         {"part": "pathlib:Path", "fields": {}},
         {"part": "gradaudit.files:pathlib.Path", "fields": {}},
         {"part": "subprocess:Popen", "fields": {"args": ["touch", "MARK"]}},
-        {"part": "gradaudit.audit.scores:Evaluator", "fields": {}},
+        {"part": "gradaudit.audit.resume:Kept", "fields": {}},
         {"part": "tests.test_spec:Foreign", "fields": {}},
         {"function": "os:system"},
         {"function": "gradaudit.files:write_text"},

@@ -120,7 +120,7 @@ def attack(
         at_least(1, slots=slots)
         built, spec = _Asked(**asked).built(), Spec.of("attack", **asked)
         with kept.open(spec, built.scenario, slots, overwrite):
-            return Attacking(built, spec, kept, slots, progress, began).run()
+            return Attacking(built, spec, kept, slots, progress, began).result()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,29 +50,26 @@ class Run:
     line_ups: int = 0  # that an informed adversary plays beside, where there is noise
 
 
+@dataclasses.dataclass
 class Attacking:
     """Runs the attack draw by draw, and puts what came out into a result."""
 
-    def __init__(
-        self,
-        run: Run,
-        spec: Spec,
-        kept: Kept,
-        slots: int | None,
-        progress: Tell | None,
-        began: float,
-    ) -> None:
-        self._run, self._spec, self._kept = run, spec, kept
-        self._slots, self._progress = slots, progress
-        self._began, self._answered = began, 0.0  # when the first answer was there
-        self._cut: dict[int, Finished] = {}  # begun, and ended from outside
+    run: Run
+    spec: Spec
+    kept: Kept
+    slots: int | None
+    progress: Tell | None
+    began: float
+    answered: float = 0.0  # when the first answer was there
+    # Who was begun, and ended from outside.
+    cut: dict[int, Finished] = dataclasses.field(default_factory=dict)
 
-    def run(self) -> AttackResult:
+    def result(self) -> AttackResult:
         """Attacks whoever is not finished; Ctrl-C keeps what there is."""
         mine, notes = self._mine(), self._checked()
-        key = jax.random.split(jax.random.key(self._run.about["seed"]))[1]
+        key = jax.random.split(jax.random.key(self.run.about["seed"]))[1]
         interrupted = False
-        for draw, group in enumerate(self._run.scenario.groups()):
+        for draw, group in enumerate(self.run.scenario.groups()):
             remaining = np.flatnonzero(np.isin(group.ids, mine))
             if interrupted or not len(remaining):
                 continue
@@ -83,25 +80,25 @@ class Attacking:
             except KeyboardInterrupt:
                 interrupted = True
         interrupted = self._gather(interrupted)
-        if interrupted and not self._kept.finished and not self._cut:
+        if interrupted and not self.kept.finished and not self.cut:
             raise KeyboardInterrupt("interrupted before the first victim was attacked")
-        return self._result(notes, interrupted)
+        return self._scored(notes, interrupted)
 
     def _mine(self) -> NDArray[np.int64]:
         """Returns whom this process attacks: its part of those not finished."""
-        processes, scenario = self._kept.processes, self._run.scenario
+        processes, scenario = self.kept.processes, self.run.scenario
         several = processes.count > 1
         content = scenario.content if several else {}
-        name = fingerprint(self._spec, content, self._slots) if several else ""
-        done = processes.agree(name, self._kept.finished)
+        name = fingerprint(self.spec, content, self.slots) if several else ""
+        done = processes.agree(name, self.kept.finished)
         waiting = [i for i in range(scenario.count) if i not in done]
         return processes.part(np.asarray(waiting, np.int64))
 
     def _checked(self) -> list[str]:
         """Raises for what can't work; returns what to keep in mind."""
-        run = self._run
+        run = self.run
         notes = remarks(run.attack, run.defense, run.threat)
-        if len(self._kept.finished) < run.scenario.count:
+        if len(self.kept.finished) < run.scenario.count:
             group = next(iter(run.scenario.groups()))
             first = group.victims.observe(np.zeros(1, np.int64))
             check_observation(run.model, first.first())
@@ -111,7 +108,7 @@ class Attacking:
         self, key: Key, draw: int, group: Group, remaining: NDArray[np.int64]
     ) -> bool:
         """Attacks these victims of one draw; returns whether it was interrupted."""
-        run, processes = self._run, self._kept.processes
+        run, processes = self.run, self.kept.processes
         evaluator = Evaluator(
             group.ids,
             draw,
@@ -124,15 +121,15 @@ class Attacking:
         running = {int(victim) for victim in group.ids[remaining]}
 
         def watch(snapshot: Snapshot) -> None:
-            self._answered = self._answered or time.perf_counter()
+            self.answered = self.answered or time.perf_counter()
             evaluator.watch(snapshot)
             processes.listen()
             self._tell(running, snapshot.finished)
 
         def keep(rows: NDArray[np.int64], handed_in: Reconstruction) -> None:
-            self._answered = self._answered or time.perf_counter()
+            self.answered = self.answered or time.perf_counter()
             whole = self._finished(evaluator, group, handed_in, rows)
-            self._kept.add(whole, time.perf_counter() - self._began)
+            self.kept.add(whole, time.perf_counter() - self.began)
 
         interrupted = False
         try:
@@ -141,7 +138,7 @@ class Attacking:
                 key,
                 run.model,
                 group.victims,
-                self._slots,
+                self.slots,
                 watcher=watch,
                 only=remaining,
                 ended=keep,
@@ -150,31 +147,31 @@ class Attacking:
             rebuilt, interrupted = stop.args[0], True
         # What ended together with Ctrl-C was not looked at to the end: it is in the
         # result, and runs again.
-        done = list(self._kept.finished)
+        done = list(self.kept.finished)
         left = np.flatnonzero(~np.isin(group.ids[remaining], done))
         if len(left):
             cut = self._finished(evaluator, group, rebuilt.take(left), remaining[left])
-            self._cut |= {each.score.victim: each for each in cut}
+            self.cut |= {each.score.victim: each for each in cut}
         return interrupted or is_cut_short(rebuilt)
 
     def _gather(self, interrupted: bool) -> bool:
         """Waits for the other processes; returns whether the run was interrupted."""
         if not interrupted:
             try:
-                self._kept.processes.wait(lambda: self._tell(set(), 0))
+                self.kept.processes.wait(lambda: self._tell(set(), 0))
             except KeyboardInterrupt:
                 interrupted = True
         if interrupted:
-            self._kept.processes.stop()
+            self.kept.processes.stop()
         return interrupted
 
     def _tell(self, running: set[int], ended: int) -> None:
         """Tells how many trials are done: of victims that run, and of the finished."""
-        if self._progress is not None:
-            restarts = self._run.attack.trials
-            others = sum(victim not in running for victim in self._kept.finished)
-            total = self._run.scenario.count * restarts
-            self._progress(others * restarts + ended, total)
+        if self.progress is not None:
+            restarts = self.run.attack.trials
+            others = sum(victim not in running for victim in self.kept.finished)
+            total = self.run.scenario.count * restarts
+            self.progress(others * restarts + ended, total)
 
     def _finished(
         self,
@@ -184,7 +181,7 @@ class Attacking:
         rows: NDArray[np.int64],
     ) -> list[Finished]:
         """Returns those of these victims that were begun, scored."""
-        run = self._run
+        run = self.run
         begun = np.flatnonzero(np.asarray(handed_in.status) != Status.MISSING).tolist()
         inputs, trials = np.asarray(handed_in.inputs), np.asarray(handed_in.trial)
         members = evaluator.member_scores(handed_in, rows)
@@ -206,9 +203,9 @@ class Attacking:
             )
         return finished
 
-    def _result(self, notes: list[str], interrupted: bool) -> AttackResult:
-        run, processes = self._run, self._kept.processes
-        everybody = self._cut | self._kept.finished
+    def _scored(self, notes: list[str], interrupted: bool) -> AttackResult:
+        run, processes = self.run, self.kept.processes
+        everybody = self.cut | self.kept.finished
         victims = sorted(everybody)
         rows = [everybody[victim] for victim in victims]
         scores, traces = [row.score for row in rows], [row.trace for row in rows]
@@ -219,7 +216,7 @@ class Attacking:
         searched = [row for row in rows if row.trace.frames] or rows
         beside = _beside(run, truth, inputs, scores)
         return AttackResult(
-            spec=self._spec,
+            spec=self.spec,
             about=run.about,
             threat=run.threat.to_dict(run.attack),
             environment=machine.describe(),
@@ -250,8 +247,8 @@ class Attacking:
 
     def _timing(self, victims: int) -> dict[str, float]:
         """Tells compilation (up to the first answer) from running."""
-        total = self._kept.earlier + time.perf_counter() - self._began
-        compiling = max(self._answered - self._began, 0.0)
+        total = self.kept.earlier + time.perf_counter() - self.began
+        compiling = max(self.answered - self.began, 0.0)
         running = max(total - compiling, 1e-9)
         return {
             "compile_s": compiling,

@@ -231,7 +231,7 @@ def _scored(
     """Runs with the truth in the evaluator's hand, as a simulated attack does."""
     kept = Kept(keep)
     with kept.open(spec, run.scenario, slots, overwrite):
-        return Attacking(run, spec, kept, slots, progress, began).run()
+        return Attacking(run, spec, kept, slots, progress, began).result()
 
 
 def _unseen(

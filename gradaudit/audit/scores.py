@@ -78,92 +78,67 @@ class MemberScore:
     evaluations: int
 
 
+@dataclasses.dataclass(frozen=True)
 class Evaluator:
     """Collects traces while an attack runs on a group of victims, and scores it."""
 
-    def __init__(
-        self,
-        ids: NDArray[np.int64],
-        draw: int,
-        truth: Victim,
-        restarts: int,
-        threshold: float,
-        pictured: int,
-        members: tuple[str, ...] = (),
-    ) -> None:
-        self._ids, self._draw, self._truth = ids, draw, truth
-        self._restarts, self._threshold = restarts, threshold
-        self._members = members
-        self._pictured = pictured
-        self._traces: dict[int, Trace] = {}
+    ids: NDArray[np.int64]
+    draw: int
+    truth: Victim
+    restarts: int
+    threshold: float
+    pictured: int  # the first so many are shown to people
+    members: tuple[str, ...] = ()
+    traces: dict[int, Trace] = dataclasses.field(default_factory=dict)  # of each trial
 
     def watch(self, snapshot: Snapshot) -> None:
         """Is a Watcher: takes note of how near every iterate is."""
         trials = np.maximum(snapshot.trials, 0)
-        truth = jnp.asarray(np.asarray(self._truth.inputs)[trials // self._restarts])
+        truth = jnp.asarray(np.asarray(self.truth.inputs)[trials // self.restarts])
         best, current = (
             metrics.assigned_rmse(np.asarray(_squares(truth, pictures)))
             for pictures in (snapshot.best, snapshot.current)
         )
-        frames = self._frames(snapshot)
         for slot in np.flatnonzero(snapshot.trials >= 0):
-            counts = snapshot.running[:, slot]
-            trace = self._traces.setdefault(int(snapshot.trials[slot]), Trace())
+            counts, trial = snapshot.running[:, slot], int(snapshot.trials[slot])
+            trace = self.traces.setdefault(trial, Trace())
             trace.rmse.extend(best[counts, slot].tolist())
             trace.objective.extend(snapshot.objective[counts, slot].tolist())
             nearest = np.minimum(best, current)[counts, slot].min(initial=math.inf)
             trace.oracle = min(trace.oracle, float(nearest))
-            for step, iteration in frames.get(int(slot), ()):
-                shown = np.asarray(_one_picture(snapshot.best, step, slot))
-                trace.frames[iteration] = np.clip(shown, 0.0, 1.0)
+            if trial >= self.pictured * self.restarts:
+                continue
+            for step in np.flatnonzero(counts).tolist():
+                iteration = int(snapshot.iteration[step, slot])
+                # 1, 2, 4, 8, ...: the picture of a search that slows down.
+                if iteration & (iteration - 1) == 0:
+                    shown = np.asarray(_one_picture(snapshot.best, step, slot))
+                    trace.frames[iteration] = np.clip(shown, 0.0, 1.0)
 
-    def _frames(self, snapshot: Snapshot) -> dict[int, list[tuple[int, int]]]:
-        """Returns which (step, iteration) of which slots are shown to people."""
-        shown = (snapshot.trials >= 0) & (
-            snapshot.trials < self._pictured * self._restarts
-        )
-        return {
-            int(slot): [
-                (int(step), int(snapshot.iteration[step, slot]))
-                for step in np.flatnonzero(snapshot.running[:, slot])
-                if _is_shown(int(snapshot.iteration[step, slot]))
-            ]
-            for slot in np.flatnonzero(shown)
-        }
-
-    def score(
-        self, result: Reconstruction, rows: NDArray[np.int64] | None = None
-    ) -> list[Score]:
-        """Returns a row for each victim that was begun.
-
-        The result is stacked over these rows of the group, or over all of them.
-        """
+    def score(self, result: Reconstruction, rows: NDArray[np.int64]) -> list[Score]:
+        """Returns a row for each victim that was begun; the result is of these rows."""
         begun = np.flatnonzero(np.asarray(result.status) != Status.MISSING)
         if not len(begun):
             return []
         whole_answer = dataclasses.replace(result, members=None)
         mine: Any = jax.tree.map(lambda leaf: np.asarray(leaf)[begun], whole_answer)
-        chosen = self._chosen_members(result)[begun]
-        begun = begun if rows is None else rows[begun]
-        trials = np.zeros(len(begun), int) if mine.trial is None else mine.trial
-        truth = np.asarray(self._truth.inputs)[begun]
-        labels = np.asarray(self._truth.labels)[begun]
+        chosen, victims = self._chosen_members(result)[begun], rows[begun]
+        truth = np.asarray(self.truth.inputs)[victims]
+        labels = np.asarray(self.truth.labels)[victims]
         raw = metrics.matched(truth, mine.inputs)
         guess = metrics.clipped(raw)
-        flat, examples = (len(begun), -1), (*truth.shape[:2], -1)
-        whole = metrics.rmse(truth.reshape(flat), guess.reshape(flat))
-        each = metrics.rmse(truth.reshape(examples), guess.reshape(examples))
-        unclipped = metrics.rmse(truth.reshape(flat), raw.reshape(flat))
+        whole, each = whole_and_each(truth, guess)
+        unclipped, _ = whole_and_each(truth, raw)
         similar, decibels = metrics.ssim(truth, guess), metrics.psnr(whole)
         told = metrics.labels_recovered(labels, mine.labels)
         # An attacker whose objective was never finite has found nothing to hand in.
         found = np.isfinite(mine.objective)
-        success = found & (whole <= self._threshold)
-        rebuilt = found * np.sum(each <= self._threshold, axis=1)
+        success = found & (whole <= self.threshold)
+        rebuilt = found * np.sum(each <= self.threshold, axis=1)
         return [
             Score(
-                victim=int(self._ids[victim]),
-                draw=self._draw,
+                victim=int(self.ids[victim]),
+                draw=self.draw,
                 labels=tuple(labels[row].tolist()),
                 recovered_labels=tuple(mine.labels[row].tolist()),
                 rmse=float(whole[row]),
@@ -172,8 +147,8 @@ class Evaluator:
                 ssim=similar[row],
                 success=bool(success[row]),
                 examples_rebuilt=int(rebuilt[row]),
-                iterations_to_success=self._hit(
-                    (victim, int(trials[row])),
+                iterations_to_success=self._first_hit(
+                    self.trace_of(victim, int(mine.trial[row])),
                     int(mine.iterations[row]),
                     bool(success[row]),
                 )
@@ -182,13 +157,13 @@ class Evaluator:
                 iterations=int(mine.iterations[row]),
                 evaluations=int(mine.evaluations[row]),
                 objective=float(mine.objective[row]),
-                status=_NAMES[int(mine.status[row])],
+                status=Status(int(mine.status[row])).name.lower(),
                 label_accuracy=float(told[row]),
                 oracle_rmse=min(self._oracle(victim), float(whole[row])),
                 rmse_by_example=tuple(each[row].tolist()) if each.shape[1] > 1 else (),
                 member=chosen[row],
             )
-            for row, victim in enumerate(begun.tolist())
+            for row, victim in enumerate(victims.tolist())
         ]
 
     def _chosen_members(self, result: Reconstruction) -> Any:
@@ -197,7 +172,7 @@ class Evaluator:
             return np.full(len(np.asarray(result.status)), "")
         own = np.asarray(result.members.trial) == np.asarray(result.trial)[:, None]
         asked = np.asarray(result.members.status) != Status.MISSING
-        return np.asarray(self._members)[np.argmax(own & asked, axis=1)]
+        return np.asarray(self.members)[np.argmax(own & asked, axis=1)]
 
     def member_scores(
         self, result: Reconstruction, rows: NDArray[np.int64]
@@ -206,21 +181,19 @@ class Evaluator:
         found: Any = jax.tree.map(np.asarray, result.members)
         if found is None:
             return [() for _ in rows]
-        truth = np.asarray(self._truth.inputs)[rows]
+        truth = np.asarray(self.truth.inputs)[rows]
         scored: list[list[MemberScore]] = [[] for _ in rows]
-        for index, name in enumerate(self._members):
-            each = metrics.clipped(metrics.matched(truth, found.inputs[:, index]))
-            flat, examples = (len(rows), -1), (*truth.shape[:2], -1)
-            whole = metrics.rmse(truth.reshape(flat), each.reshape(flat))
-            one = metrics.rmse(truth.reshape(examples), each.reshape(examples))
+        for index, name in enumerate(self.members):
+            guess = metrics.clipped(metrics.matched(truth, found.inputs[:, index]))
+            whole, each = whole_and_each(truth, guess)
             valid = np.isfinite(found.objective[:, index])
             for row in np.flatnonzero(found.status[:, index] != Status.MISSING):
-                near = valid[row] & (one[row] <= self._threshold)
+                near = valid[row] & (each[row] <= self.threshold)
                 scored[row].append(
                     MemberScore(
                         name=name,
                         rmse=float(whole[row]),
-                        success=bool(valid[row] & (whole[row] <= self._threshold)),
+                        success=bool(valid[row] & (whole[row] <= self.threshold)),
                         examples_rebuilt=int(near.sum()),
                         objective=float(found.objective[row, index]),
                         evaluations=int(found.evaluations[row, index]),
@@ -230,28 +203,31 @@ class Evaluator:
 
     def private(self, victim: int) -> Victim:
         """Returns what belongs to one victim of the group."""
-        truth: Victim = jax.tree.map(lambda leaf: leaf[victim], self._truth)
+        truth: Victim = jax.tree.map(lambda leaf: leaf[victim], self.truth)
         return truth
 
-    def trace_of(self, victim: int, trial: int = 0) -> Trace:
-        """Returns the trace of the trial that the attacker hands in."""
-        return self._traces.get(victim * self._restarts + trial, Trace())
-
-    def _traces_of(self, victim: int) -> list[Trace]:
-        """Returns a trace per restart; empty if nothing was looked at."""
-        trials = range(victim * self._restarts, (victim + 1) * self._restarts)
-        return [self._traces.get(trial, Trace()) for trial in trials]
+    def trace_of(self, victim: int, trial: int) -> Trace:
+        """Returns the trace of one trial; empty if nothing was looked at."""
+        return self.traces.get(victim * self.restarts + trial, Trace())
 
     def _oracle(self, victim: int) -> float:
-        return min(trace.oracle for trace in self._traces_of(victim))
+        return min(self.trace_of(victim, i).oracle for i in range(self.restarts))
 
-    def _hit(
-        self, trial: tuple[int, int], iterations: int, success: bool
-    ) -> int | None:
+    def _first_hit(self, trace: Trace, iterations: int, success: bool) -> int | None:
         if iterations == 0:  # a closed form
             return 0 if success else None
-        trace = self.trace_of(*trial).rmse
-        return next((i for i, e in enumerate(trace, 1) if e <= self._threshold), None)
+        near = (i for i, e in enumerate(trace.rmse, 1) if e <= self.threshold)
+        return next(near, None)
+
+
+def whole_and_each(truth: Any, guess: Any) -> tuple[Any, Any]:
+    """Returns the RMSE of each victim's batch, and of each example in it.
+
+    Both are (victims, batch, ...), the guesses in the order of their truths.
+    """
+    flat, examples = (len(truth), -1), (*truth.shape[:2], -1)
+    whole = metrics.rmse(truth.reshape(flat), guess.reshape(flat))
+    return whole, metrics.rmse(truth.reshape(examples), guess.reshape(examples))
 
 
 def gradient_norms(
@@ -279,9 +255,6 @@ def _one_picture(pictures: jax.Array, step: int, slot: int) -> jax.Array:
     return pictures[step, slot]
 
 
-_NAMES = {int(status): status.name.lower() for status in Status}
-
-
 @jax.jit
 def _squares(truth: jax.Array, pictures: jax.Array) -> jax.Array:
     """Returns mean squared distances, (iterations, slots, true, guessed).
@@ -292,8 +265,3 @@ def _squares(truth: jax.Array, pictures: jax.Array) -> jax.Array:
     guess = jnp.clip(pictures, 0.0, 1.0).reshape(count, slots, 1, batch, -1)
     flat = truth.reshape(1, slots, batch, 1, -1)
     return jnp.mean(jnp.square(flat - guess), axis=-1)
-
-
-def _is_shown(iteration: int) -> bool:
-    """Iterations 1, 2, 4, 8, ...: the picture of a search that slows down."""
-    return iteration & (iteration - 1) == 0

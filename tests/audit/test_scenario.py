@@ -243,8 +243,8 @@ class Eavesdropper(Matching):
     def problem(self, model, observation):
         watcher = sys._getframe(1).f_locals["watcher"]
         cells = [cell.cell_contents for cell in watcher.__closure__]
-        (evaluator,) = (cell for cell in cells if hasattr(cell, "_truth"))
-        np.asarray(evaluator._truth.inputs)
+        (evaluator,) = (cell for cell in cells if hasattr(cell, "truth"))
+        np.asarray(evaluator.truth.inputs)
         raise AssertionError("the guard let a thief through")
 
 

@@ -93,7 +93,7 @@ def test_pictures_are_fetched_for_the_shown_victims_only(fetched):
     assert len(pictures) == 2 * len(shown)
     assert max(fetched.sizes) <= STEPS * SLOTS
     for victim in range(SLOTS):
-        frames = watcher.trace_of(victim).frames
+        frames = watcher.trace_of(victim, 0).frames
         assert sorted(frames) == (shown if victim < 2 else [])
         for iteration, frame in frames.items():
             np.testing.assert_array_equal(frame, seen.best[iteration - 1, victim])
@@ -131,7 +131,7 @@ def test_what_is_noted_of_every_iterate_is_its_error(batch):
             _error(private.inputs[victim], np.asarray(seen.current)[step, victim])
             for step in range(STEPS)
         ]
-        trace = watcher.trace_of(victim)
+        trace = watcher.trace_of(victim, 0)
         np.testing.assert_allclose(list(trace.rmse), selected, rtol=1e-5)
         assert trace.oracle == pytest.approx(min(selected + others), rel=1e-5)
 
@@ -157,8 +157,9 @@ def test_scoring_all_at_once_equals_scoring_each_alone(batch):
         iterations=np.full(7, 3),
         evaluations=np.full(7, 60),
         status=status,
+        trial=np.zeros(7, int),
     )
-    found = evaluator(private, 0).score(handed_in)
+    found = evaluator(private, 0).score(handed_in, np.arange(7))
     assert [score.victim for score in found] == [0, 1, 2, 3, 4, 6]
     for score in found:
         mine, guess = private.inputs[score.victim], handed_in.inputs[score.victim]
@@ -189,7 +190,7 @@ def test_a_draw_in_which_nobody_was_begun_has_no_scores():
         evaluations=np.zeros(SLOTS, int),
         status=np.full(SLOTS, Status.MISSING),
     )
-    assert evaluator(private, 0).score(blank) == []
+    assert evaluator(private, 0).score(blank, np.arange(SLOTS)) == []
 
 
 def test_batches_have_each_examples_error_and_gradient_norm():
