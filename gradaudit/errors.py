@@ -25,6 +25,22 @@ def at_least(least: int, most: int | None = None, **numbers: int | None) -> None
             raise InputError(f"{name} must be at most {most:,}, got {value:,}")
 
 
+def within_unit(**numbers: float) -> None:
+    """Raises `InputError` unless every number lies between 0 and 1, both excluded."""
+    for name, value in numbers.items():
+        if not 0 < value < 1:
+            raise InputError(f"{name} must lie in (0, 1), got {value}")
+
+
+def check_seed(seed: int) -> None:
+    """Raises `InputError` unless jax reads all of the seed, which is 32 bits.
+
+    Larger ones would repeat smaller ones.
+    """
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """Returns the error for a name that is not in a table, with the nearest one."""
     names = sorted(known)

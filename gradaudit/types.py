@@ -12,6 +12,8 @@ from typing import Any
 import jax
 from numpy.typing import NDArray
 
+from gradaudit.errors import InputError
+
 PyTree = Any  # a tree of arrays with the structure of the model's parameters
 Key = jax.Array
 HostOrDevice = jax.Array | NDArray[Any]
@@ -23,6 +25,10 @@ class Leakage(enum.IntEnum):
     SERVER = 0  # each client's update, at the server, before aggregation
     CLIENT = 1  # one client's update, at the client, after local training
     EXAMPLE = 2  # one example's gradient, at the client, inside a local iteration
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Leakage":
+        raise InputError(f"type must be 0, 1 or 2, got {value!r}")
 
 
 class Knowledge(enum.Enum):

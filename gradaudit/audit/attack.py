@@ -27,7 +27,7 @@ from gradaudit.audit.training_plan import recorded_round
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import InputError, at_least
+from gradaudit.errors import InputError, at_least, check_seed, within_unit
 from gradaudit.federation.setting import PAPER_SETTINGS
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
@@ -149,21 +149,15 @@ class _Asked:
 
     def __post_init__(self) -> None:
         at_least(1, victims=self.victims)
-        if not 0 < self.success_rmse < 1:
-            raise InputError(
-                f"success_rmse must lie in (0, 1), got {self.success_rmse}"
-            )
+        within_unit(success_rmse=self.success_rmse)
         if not self.round >= 0:
             raise InputError(f"round must not be negative, got {self.round}")
-        # jax reads 32 bits: larger seeds would repeat smaller ones.
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed must lie in 0..2^32 - 1, got {self.seed}")
+        check_seed(self.seed)
         if not 1 <= self.looks <= MOST_LOOKS:
             raise InputError(f"looks must lie in 1..{MOST_LOOKS}, got {self.looks}")
         if not 0 <= self.line_ups <= 10**6:
             raise InputError(f"line_ups must lie in 0..10^6, got {self.line_ups}")
-        if self.type not in tuple(Leakage):
-            raise InputError(f"type must be 0, 1 or 2, got {self.type}")
+        Leakage(self.type)
 
     def built(self) -> Run:
         """Returns the victims, the adversary and the attack, checked together."""

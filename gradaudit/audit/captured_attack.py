@@ -27,7 +27,7 @@ from gradaudit.audit.threat import Threat, remarks
 from gradaudit.data import load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import InputError, at_least
+from gradaudit.errors import InputError, at_least, check_seed, within_unit
 from gradaudit.models.adapters import is_file, model_for
 from gradaudit.models.model import Model
 from gradaudit.record import PLACES
@@ -138,10 +138,8 @@ def _built(
     **given: Any,
 ) -> tuple[Run, Captured]:
     """Reads and checks what is attacked; `given` fills the gaps of the sidecars."""
-    if not 0 < success_rmse < 1:
-        raise InputError(f"success_rmse must lie in (0, 1), got {success_rmse}")
-    if not 0 <= seed < 2**32:
-        raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
+    within_unit(success_rmse=success_rmse)
+    check_seed(seed)
     captures = _captures(pathlib.Path(captured), place, victims, given)
     leakage = Leakage(PLACES[captures[0].facts.place])
     net = (

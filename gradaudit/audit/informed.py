@@ -146,10 +146,8 @@ def line_up(
     machine.configure()
     began = time.perf_counter()
     guard = parse_defense(defense)
-    table = line_ups_of(
-        type, dataset, model, candidates, looks, victims, draws, batch_size,
-        local_steps, candidates_from, fresh, seed,
-    )  # fmt: skip
+    shared = {k: v for k, v in asked.items() if k not in ("defense", "sigmas")}
+    table = line_ups_of(**shared)
     defenses = [(sigma, with_sigma(guard, sigma)) for sigma in sigmas]
     cells, interrupted = play_cells(table, defenses or [(None, guard)], progress)
     words = {k: v for k, v in asked.items() if isinstance(v, str | int | float | bool)}
@@ -293,12 +291,23 @@ def line_up_and_certificates(
     batch, steps = (1, 1) if alone else (batch_size, local_steps)
     most = int(np.bincount(dataset.labels).max())
     count = max(2, min(_CANDIDATES, most)) if alone else _CANDIDATES
-    tensors = len(jax.tree.leaves(states[0].params))
     used = tuple(states[: min(_DRAWS, max(line_ups, 1))])
     table = LineUps(
-        model, dataset, leakage, batch, steps, (count,), (looks,), max(line_ups, 1),
-        len(used), From.LABEL, False, seed, tensors, used,
-    )  # fmt: skip
+        model=model,
+        dataset=dataset,
+        leakage=leakage,
+        batch=batch,
+        local_steps=steps,
+        candidates=(count,),
+        looks=(looks,),
+        line_ups=max(line_ups, 1),
+        draws=len(used),
+        source=From.LABEL,
+        fresh=False,
+        seed=seed,
+        tensors=len(jax.tree.leaves(states[0].params)),
+        states=used,
+    )
     enough = most >= (count if alone else batch * steps)
     if line_ups and enough and batch * steps <= _EXAMPLES:
         (cell,), _ = play_cells(table, [(None, defense)], None)

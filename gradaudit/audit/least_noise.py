@@ -170,10 +170,21 @@ def enough_noise(
     if train and model is None:
         images = len(load_dataset(str(dataset)).shape) == 3
         model = "cnn" if images else "mlp"
-    table = line_ups_of(
-        type, dataset, model, candidates, looks, victims, draws, batch_size, 1,
-        candidates_from, False, seed,
-    )  # fmt: skip
+    shared: dict[str, Any] = {
+        "type": type,
+        "dataset": dataset,
+        "model": model,
+        "candidates": candidates,
+        "looks": looks,
+        "victims": victims,
+        "draws": draws,
+        "batch_size": batch_size,
+        "local_steps": 1,
+        "candidates_from": candidates_from,
+        "fresh": False,
+        "seed": seed,
+    }
+    table = line_ups_of(**shared)
 
     def certified_by(sigma: float) -> Certificate:
         noisy = with_sigma(guard, sigma)
@@ -190,18 +201,20 @@ def enough_noise(
     # The least first: whoever interrupts has an answer.
     swept = [sigma, *sorted({sigma * factor for factor in around} - {sigma})]
     played = line_up(
-        type, guard, dataset, model, candidates, looks, swept, victims, draws,
-        batch_size, 1, candidates_from, False, seed,
+        defense=guard,
+        sigmas=swept,
         progress=lambda done, total: progress("picking", done, total),
-    )  # fmt: skip
+        **shared,
+    )
     points = [
         Point(each, certified_by(each), cell)
         for each, cell in zip(swept, played.cells, strict=False)
     ]
     interrupted = played.interrupted
     if train and not interrupted:
-        trainings = _Trainings(asked, guard, model, keep, overwrite, progress)
-        points, interrupted = trainings.under(points)
+        points, interrupted = _with_accuracies(
+            points, asked, guard, model, keep, overwrite, progress
+        )
     return EnoughResult(
         spec=Spec.of("calibrate", **asked),
         about=played.about | {"whole_training": whole_training},
@@ -214,41 +227,41 @@ def enough_noise(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Trainings:
-    """Trains under each sigma, for the accuracy that is left."""
+def _with_accuracies(
+    points: list[Point],
+    asked: dict[str, Any],
+    defense: Defense,
+    model: str | Model | None,
+    keep: pathlib.Path | str | None,
+    overwrite: bool,
+    progress: Tell,
+) -> tuple[list[Point], bool]:
+    """Trains under each sigma, for the accuracy that is left; whether Ctrl-C came."""
+    setting = default_setting(asked["dataset"])
+    if asked["rounds"] is not None:
+        setting = dataclasses.replace(setting, rounds=asked["rounds"])
+    total, found = setting.rounds * len(points), list(points)
+    for index, point in enumerate(points):
 
-    asked: dict[str, Any]
-    defense: Defense
-    model: str | Model | None
-    keep: pathlib.Path | str | None
-    overwrite: bool
-    progress: Tell
+        def tell(made: Progress, before: int = index * setting.rounds) -> None:
+            done = made.last.round if made.last is not None else 0
+            progress("training", before + done, total)
 
-    def under(self, points: list[Point]) -> tuple[list[Point], bool]:
-        """Returns the points with their accuracy, and whether it was interrupted."""
-        setting = default_setting(self.asked["dataset"])
-        if self.asked["rounds"] is not None:
-            setting = dataclasses.replace(setting, rounds=self.asked["rounds"])
-        total, found = setting.rounds * len(points), list(points)
-        for index, point in enumerate(points):
-
-            def tell(made: Progress, before: int = index * setting.rounds) -> None:
-                done = made.last.round if made.last is not None else 0
-                self.progress("training", before + done, total)
-
-            name = f"{point.sigma:.6g}"
-            out = None if self.keep is None else pathlib.Path(self.keep, "runs", name)
-            try:
-                trained = run_training(
-                    self.asked["dataset"], with_sigma(self.defense, point.sigma),
-                    self.model, setting=setting, seed=self.asked["seed"],
-                    evaluate_every=setting.rounds, out=out, overwrite=self.overwrite,
-                    on_round=tell,
-                )  # fmt: skip
-            except KeyboardInterrupt:  # before the first round
-                return found, True
-            if trained.stopped is Stopped.INTERRUPTED:
-                return found, True
-            found[index] = dataclasses.replace(point, accuracy=trained.accuracy)
-        return found, False
+        try:
+            trained = run_training(
+                asked["dataset"],
+                with_sigma(defense, point.sigma),
+                model,
+                setting=setting,
+                seed=asked["seed"],
+                evaluate_every=setting.rounds,
+                out=keep and pathlib.Path(keep, "runs", f"{point.sigma:.6g}"),
+                overwrite=overwrite,
+                on_round=tell,
+            )
+        except KeyboardInterrupt:  # before the first round
+            return found, True
+        if trained.stopped is Stopped.INTERRUPTED:
+            return found, True
+        found[index] = dataclasses.replace(point, accuracy=trained.accuracy)
+    return found, False

@@ -16,7 +16,7 @@ from scipy import special
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish.line_up import Game, Group, Ids, Scores, worst_case
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, at_least, check_seed
 from gradaudit.federation.population import Population
 from gradaudit.federation.recipe import Recipe, ServerState
 from gradaudit.federation.setting import Setting
@@ -160,7 +160,7 @@ class LineUps:
     ) -> Iterator[Any]:
         model, data = self.model, self.dataset
         rng = np.random.default_rng([self.seed, draw, max(candidates)])
-        share = len(np.array_split(np.arange(self.line_ups), self.draws)[draw])
+        share = _even(self.line_ups, self.draws)[draw]
         if self.source is From.WORST:
             model, data = worst_case(max(candidates), self.tensors)
             each = np.arange(max(candidates))
@@ -210,7 +210,8 @@ def _clients(
 
 
 def line_ups_of(
-    type_: int,
+    *,
+    type: int,  # noqa: A002 - the contract's word
     dataset: str | Dataset,
     model: str | Model | None,
     candidates: int | Sequence[int],
@@ -219,31 +220,32 @@ def line_ups_of(
     draws: int,
     batch_size: int | None,
     local_steps: int,
-    source: str,
+    candidates_from: str,
     fresh: bool,
     seed: int,
 ) -> LineUps:
-    """Checks the numbers and builds what all line-ups share."""
-    if type_ not in tuple(Leakage):
-        raise InputError(f"type must be 0, 1 or 2, got {type_}")
+    """Checks what `line_up` was asked for, and builds what all line-ups share."""
+    leakage = Leakage(type)
     counts, reads = (
         tuple(dict.fromkeys([x] if isinstance(x, int) else x))
         for x in (candidates, looks)
     )
     known = {member.value: member for member in From}
-    if source not in known:
-        raise InputError(f"candidates come from {', '.join(known)}, not {source!r}")
-    corners = _MOST_CORNERS if known[source] is From.WORST else _MOST_CANDIDATES
-    _check("candidates", counts, 2, corners)
-    _check("looks", reads, 1, _MOST_LOOKS)
-    _check("victims", [victims], 1, _MOST_LINE_UPS)
+    if candidates_from not in known:
+        raise InputError(
+            f"candidates come from {', '.join(known)}, not {candidates_from!r}"
+        )
+    source = known[candidates_from]
+    for count in counts or (0,):
+        corners = _MOST_CORNERS if source is From.WORST else _MOST_CANDIDATES
+        at_least(2, corners, candidates=count)
+    for number in reads or (0,):
+        at_least(1, _MOST_LOOKS, looks=number)
+    at_least(1, _MOST_LINE_UPS, victims=victims)
     if not 1 <= draws <= victims:
         raise InputError(f"draws must lie in 1..{victims}, got {draws}")
-    _check("local_steps", [local_steps], 1, _MOST_STEPS)
-    _check("batch_size", [1 if batch_size is None else batch_size], 1, _MOST_STEPS)
-    if not 0 <= seed < 2**32:
-        raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
-    leakage = Leakage(type_)
+    at_least(1, _MOST_STEPS, local_steps=local_steps, batch_size=batch_size)
+    check_seed(seed)
     alone = leakage is Leakage.EXAMPLE
     if alone and (batch_size not in (None, 1) or local_steps != 1):
         raise InputError(
@@ -252,28 +254,31 @@ def line_ups_of(
         )
     data = load_dataset(dataset)
     net = model_for(model, data.shape, data.classes)
-    tensors = len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0))))
-    each = 1 if alone else (batch_size or 3) * local_steps
+    batch = batch_size or (1 if alone else 3)
+    each = batch * local_steps
     needed = max(counts) if each == 1 else each
-    if source != From.WORST.value and needed > len(data):
+    if source is not From.WORST and needed > len(data):
         raise InputError(
             f"{max(counts):,} candidates of {each:,} examples need at least "
             f"{needed:,}; dataset {data.name!r} has {len(data):,}: ask for less"
         )
     # Weights of its own, or a network that is left out: nothing to draw.
-    if source == From.WORST.value or not net.drawn:
-        draws = 1
+    drawn = source is not From.WORST and net.drawn
     return LineUps(
-        net, data, leakage, 1 if alone else batch_size or 3, local_steps, counts,
-        reads, victims, draws, known[source], fresh, seed, tensors,
-    )  # fmt: skip
-
-
-def _check(name: str, values: Sequence[int], least: int, most: int) -> None:
-    if not values or not min(values) >= least:
-        raise InputError(f"{name} must be at least {least}, got {list(values)}")
-    if not max(values) <= most:
-        raise InputError(f"{name} must be at most {most:,}, got {max(values):,}")
+        model=net,
+        dataset=data,
+        leakage=leakage,
+        batch=batch,
+        local_steps=local_steps,
+        candidates=counts,
+        looks=reads,
+        line_ups=victims,
+        draws=draws if drawn else 1,
+        source=source,
+        fresh=fresh,
+        seed=seed,
+        tensors=len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0)))),
+    )
 
 
 def draw_groups(

@@ -17,7 +17,7 @@ from gradaudit.data import Dataset, FullCopy, Iid, load_dataset
 from gradaudit.data.partition import Indices
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, check_seed
 from gradaudit.federation import checkpoint
 from gradaudit.federation.population import Population, sampler_of
 from gradaudit.federation.recipe import Recipe, ServerState
@@ -239,8 +239,7 @@ def make_plan(
     seed: int,
 ) -> Plan:
     """Returns the plan, with the published setting where nothing else is said."""
-    if not 0 <= seed < 2**32:
-        raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
+    check_seed(seed)
     data = _datasets(dataset)[0]
     setting = setting or default_setting(data.name)
     held = setting.clients * setting.examples

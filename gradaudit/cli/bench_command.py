@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gradaudit.cli import console, options
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, check_seed
 
 if TYPE_CHECKING:
     from gradaudit.benchmarks.logbook import Record
@@ -118,8 +118,7 @@ def run(
 
         size = console.word("scale", scale, Scale)
         benchmarks, executor = chosen(names), placed(on)
-        if not 0 <= seed < 2**32:
-            raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
+        check_seed(seed)
         if dry_run:
             _preview(benchmarks, size, seed, only or [])
             return

@@ -29,7 +29,6 @@ from gradaudit.distinguish.game import (
     Advance,
     Tell,
     Trials,
-    check_seed,
     check_trials,
     ignore,
     keys_over_devices,
@@ -45,7 +44,7 @@ from gradaudit.distinguish.subjects import (
     check_release,
     load_subject,
 )
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, check_seed
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
 from gradaudit.report.result import SCHEMA_VERSION, Result

@@ -197,9 +197,3 @@ def check_trials(trials: int) -> None:
         raise InputError(
             f"a measurement holds at most {MAXIMUM_TRIALS:,} trials, got {trials:,}"
         )
-
-
-def check_seed(seed: int) -> None:
-    """Raises unless the seed is one of the keys there are."""
-    if not 0 <= seed < 2**32:
-        raise InputError(f"seed must lie in [0, 2^32), got {seed}")

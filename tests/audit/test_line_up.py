@@ -212,8 +212,10 @@ def test_half_the_noise_breaks_the_certificate(type):
 def test_coverage_at_the_certificate():
     """200 repetitions of a pair that reaches it exactly; the interval may fail 5 %."""
     table = line_ups_of(
-        2, "digits", None, 2, 1, 200 * 64, 1, None, 1, "worst", False, 0
-    )
+        type=2, dataset="digits", model=None, candidates=2, looks=1, victims=200 * 64,
+        draws=1, batch_size=None, local_steps=1, candidates_from="worst", fresh=False,
+        seed=0,
+    )  # fmt: skip
     guard = defenses.fed_cdp(sigma=6.0)
     certified = table.certified(guard, 2, 1)
     played = list(table.play(jax.random.key(7), guard))
