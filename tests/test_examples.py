@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import yaml
 
-from gradaudit.audit.audit_file import read_plan
+from gradaudit.audit.audit_plan import read_plan
 
 FOLDER = pathlib.Path(__file__).parents[1] / "examples" / "ci"
 

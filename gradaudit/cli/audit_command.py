@@ -228,7 +228,7 @@ def _said(context: typer.Context, names: tuple[str, ...]) -> dict[str, Any]:
 def _init(context: typer.Context, path: pathlib.Path) -> None:
     """Writes a commented file to begin with; never over another one."""
     from gradaudit import files
-    from gradaudit.audit.audit_file import TEMPLATE
+    from gradaudit.audit.audit_plan import TEMPLATE
 
     others = [p.name for p in context.command.params if p.param_type_name == "option"]
     console.refuse(context, filter(None, others), "with init")
@@ -254,9 +254,8 @@ def _run(
 ) -> "AuditResult":
     with console.progress_bars("reading", "") as (overall, within):
         from gradaudit.audit.audit import audit as run_audit
-        from gradaudit.audit.audit_file import read_plan
         from gradaudit.audit.audit_gates import Gates
-        from gradaudit.audit.audit_plan import AuditPlan, changed
+        from gradaudit.audit.audit_plan import AuditPlan, changed, read_plan
 
         plan, gates = AuditPlan(), Gates()
         if file is not None:

@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from gradaudit.audit.audit_file import TEMPLATE, read_plan
 from gradaudit.audit.audit_gates import Gates
-from gradaudit.audit.audit_plan import AuditPlan
+from gradaudit.audit.audit_plan import TEMPLATE, AuditPlan, read_plan
 from gradaudit.errors import InputError
 
 
