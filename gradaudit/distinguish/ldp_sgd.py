@@ -31,7 +31,7 @@ from gradaudit.distinguish.game import (
     reporting,
 )
 from gradaudit.distinguish.whitebox import NormPoint, WhiteRule, by_cosine
-from gradaudit.errors import InputError, check_seed, at_least, unknown_name
+from gradaudit.errors import InputError, at_least, check_seed, unknown_name
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
 from gradaudit.report import figures
