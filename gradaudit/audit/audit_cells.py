@@ -1,5 +1,9 @@
 """One cell of an audit: plain data in, plain data out, finished work kept.
 
+A cell is a spec (a command and its described arguments) with a name: it can be sent to
+another process, and its folder's name follows from what it does. Equal cells of two
+audits are one.
+
 `run_cell` is all that another process needs: it is idempotent. A cell that is finished
 in its folder is answered from there; one that was ended at any moment (kill -9) is run
 again, an attack or a training from where it was. A cell that fails says so and raises
@@ -9,10 +13,11 @@ nothing, so that the others go on.
 import hashlib
 import json
 import pathlib
+import re
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit import files, machine
+from gradaudit.attacks.base import Attack
 from gradaudit.audit.attack import attack
 from gradaudit.audit.captured_attack import attack_captured
 from gradaudit.audit.informed import line_up
@@ -46,6 +52,74 @@ Tell = Callable[[int, int], None]  # how much of the cell is done, of what
 FINISHED = "cell.json"  # which cell this folder is of, and its outcome when done
 ERROR = "error.txt"
 DONE, FAILED, INTERRUPTED, MISSING = "done", "failed", "interrupted", "missing"
+_LONGEST = 48  # letters of a name inside a cell's id
+
+# What decides the numbers of a cell beside its data set and method; None: they are of
+# no other cell.
+Reads = Any
+
+
+def cell_of(
+    kind: str,
+    spec: Spec,
+    data: str,
+    guard: str,
+    leakage: int | None = None,
+    threat: str = "",
+    method: str | Attack = "",
+) -> Plain:
+    """Returns a cell as plain data: its id follows from what it does."""
+    for argument, value in spec.arguments.items():
+        said = next(_undescribed(value), None)
+        if said is not None:
+            raise InputError(
+                f"the cells of an audit are plain data, and {argument} is not: {said}"
+            )
+    where = [kind] if leakage is None else [f"type {leakage}", threat]
+    label = method if isinstance(method, str) else type(method).__name__
+    shown = [] if label in ("", "line-up") else [label]
+    labels = {
+        "kind": kind,
+        "name": " · ".join([*where, guard, data, *shown]),
+        "dataset": data,
+        "defense": guard,
+        "type": leakage,
+        "threat": threat,
+        "method": label,
+    }
+    whole = labels | {"spec": spec.plain()}
+    text = json.dumps(whole, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+    place = "" if leakage is None else f"{leakage}-{threat}-"
+    return {"id": f"{_slug(f'{kind}-{place}{guard}')}-{digest}", **whole}
+
+
+def _undescribed(value: Any) -> Iterator[str]:
+    """Yields why parts of a described value can't be rebuilt."""
+    if isinstance(value, dict):
+        if "undescribed" in value:
+            yield str(value["undescribed"])
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _undescribed(each)
+
+
+def _slug(text: str) -> str:
+    """Returns letters, digits and dashes: a name that any folder can have."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower().encode("ascii", "ignore").decode())
+    return plain.strip("-")[:_LONGEST].strip("-") or "cell"
+
+
+def with_equals(found: Iterable[tuple[Plain, Reads]]) -> list[Plain]:
+    """Returns cells with the cell that each is equal to, in `same_as`, or None."""
+    first: dict[Any, str] = {}
+    cells = []
+    for cell, reads in found:
+        key = cell["kind"], cell["dataset"], cell["method"], reads
+        same = cell["id"] if reads is None else first.setdefault(key, cell["id"])
+        cells.append(cell | {"same_as": None if same == cell["id"] else same})
+    return cells
 
 
 def run_cell(

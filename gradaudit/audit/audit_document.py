@@ -7,7 +7,7 @@ from gradaudit.audit.audit_cells import DONE, FAILED, INTERRUPTED, MISSING
 from gradaudit.audit.audit_gates import Gates
 from gradaudit.audit.audit_grid import Grid, Guard
 from gradaudit.audit.captured_grid import CapturedGrid, Run
-from gradaudit.audit.threat import KNOWN, Threat, transforms_seen
+from gradaudit.audit.threat import KNOWN, Threat
 from gradaudit.privacy.guarantee import READ_BEFORE
 from gradaudit.report.result import SCHEMA_VERSION
 from gradaudit.report.verdict import PLACES, claims_of, headline, places, verdict_of
@@ -99,16 +99,14 @@ def _claims(
     mechanisms: Sequence[tuple[Plain, Plain]],
 ) -> list[str]:
     """Returns what one defense claims that does not hold, over all data sets."""
-    found: dict[str, None] = {}
-    results = [
-        [outcome["result"] for cell, outcome in rows if cell["defense"] == guard.text]
-        for rows in (accounting, mechanisms)
-    ]
-    for accounted in results[0]:
-        found |= dict.fromkeys(claims_of(guard.text, accounted, None))
-    for tested in results[1]:
-        found |= dict.fromkeys(claims_of(guard.text, None, tested))
-    return list(found)
+    found: list[str] = []
+    for cell, outcome in accounting:
+        if cell["defense"] == guard.text:
+            found += claims_of(guard.text, outcome["result"], None)
+    for cell, outcome in mechanisms:
+        if cell["defense"] == guard.text:
+            found += claims_of(guard.text, None, outcome["result"])
+    return list(dict.fromkeys(found))
 
 
 def _cell(
@@ -139,7 +137,7 @@ def _cell(
         "defense": {
             "text": guard.text,
             "name": guard.name,
-            "control": grid.is_control(guard),  # type: ignore[arg-type]
+            "control": guard.control,
             "claims": claims[guard.text],
         },
         "type": cell["type"],
@@ -170,9 +168,7 @@ def _cell(
 
 def _reason(guard: Guard, leakage: int, said: str) -> str:
     """Says why there is no bound, of a cell that was taken from another defense's."""
-    late = guard.defense.mechanisms and not transforms_seen(
-        guard.defense, Leakage(leakage)
-    )
+    late = guard.defense.mechanisms and not guard.is_read(leakage)
     return READ_BEFORE if late else said
 
 

@@ -1,15 +1,8 @@
-"""The grid of an audit: what was asked, and its cells as plain data.
-
-A cell is a spec (a command and its described arguments) with a name: it can be sent to
-another process, and its folder's name follows from what it does. Equal cells of two
-audits are one.
-"""
+"""The grid of an audit: what was asked, its parts found, and its cells."""
 
 import dataclasses
-import hashlib
 import inspect
-import json
-import re
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +11,7 @@ import jax
 from gradaudit.attacks import presets as attack_presets
 from gradaudit.attacks.base import Attack
 from gradaudit.audit.attack import chosen_attack
+from gradaudit.audit.audit_cells import Reads, cell_of, with_equals
 from gradaudit.audit.audit_plan import AuditPlan
 from gradaudit.audit.threat import Threat, transforms_seen
 from gradaudit.audit.training_plan import default_setting
@@ -36,7 +30,6 @@ Plain = dict[str, Any]
 STRONGEST = "strongest"  # the preset: whatever is known to be, for any threat
 _OWN = {"malicious": "imprint"}  # whose attack nobody else can run
 INFORMED = "informed"  # its adversary picks out of candidates: a line-up
-_LONGEST = 48  # letters of a name inside a cell's id
 _UNTRAINED = "The networks are untrained: later rounds may leak less or more."
 _LINE_UPS_UNTRAINED = "Line-ups are played on untrained networks."
 
@@ -103,6 +96,7 @@ class Guard:
 
     given: str | Defense
     defense: Defense
+    control: bool  # it is only there to show that the attacks work
 
     @property
     def text(self) -> str:
@@ -114,10 +108,9 @@ class Guard:
         """What the defense calls itself."""
         return self.defense.name
 
-    @property
-    def idle(self) -> bool:
-        """Whether it does nothing at all."""
-        return not transforms_seen(self.defense, Leakage.SERVER)
+    def is_read(self, leakage: int) -> bool:
+        """Whether it acts before this point, and not after it."""
+        return bool(transforms_seen(self.defense, Leakage(leakage)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +125,14 @@ class Grid:
     def of(cls, plan: AuditPlan) -> "Grid":
         """Reads every part of a plan; raises in words for what can't work."""
         data = tuple(_data(plan, given) for given in plan.datasets)
-        guards = tuple(Guard(each, parse_defense(each)) for each in plan.defenses)
+        defenses = [parse_defense(given) for given in plan.defenses]
+        idle = [not transforms_seen(each, Leakage.SERVER) for each in defenses]
+        guards = tuple(
+            Guard(given, defense, does_nothing and not all(idle))
+            for given, defense, does_nothing in zip(
+                plan.defenses, defenses, idle, strict=True
+            )
+        )
         grid = cls(plan, data, guards)
         asked = {each: grid.attacks_of(each) for each in plan.threats}
         check_budget(plan, [method for each in asked.values() for method in each])
@@ -144,16 +144,12 @@ class Grid:
 
     def attacks_of(self, threat: str) -> tuple[str | Attack, ...]:
         """Returns the attacks of a threat; none for one that plays line-ups."""
-        name = threat.partition("+")[0].strip()
+        name = named(threat)
         if name == INFORMED:
             return ()
         return self.plan.attacks or (_OWN.get(name, STRONGEST),)
 
-    def is_control(self, guard: Guard) -> bool:
-        """Returns whether it is only there to show that the attacks work."""
-        return guard.idle and not all(each.idle for each in self.guards)
-
-    def _reads(self, guard: Guard, leakage: int, threat: str) -> Any:
+    def _reads(self, guard: Guard, leakage: int, threat: str) -> Reads:
         """Returns what decides what an adversary reads and is told.
 
         Where it is equal, observations are equal to the bit and so is whatever comes of
@@ -177,149 +173,139 @@ class Grid:
 
         One that has a `same_as` needs not be run: it is that other cell, to the digit.
         """
-        found = [
-            *self._accounting(),
-            *self._mechanisms(),
-            *self._norms(),
-            *self._attacks(),
-            *self._line_ups(),
-            *self._trainings(),
-        ]
-        first: dict[Any, str] = {}
-        cells = []
-        for cell, reads in found:
-            key = cell["kind"], cell["dataset"], cell["method"], reads
-            same = None if reads is None else first.setdefault(key, cell["id"])
-            cells.append(cell | {"same_as": None if same == cell["id"] else same})
-        return cells
-
-    def _attacks(self) -> Iterator[tuple[Plain, Any]]:
-        # Places last: they share no program, and may be compiled side by side.
-        for data in self.data:
-            for guard in self.guards:
-                for threat in self.plan.threats:
-                    for method in self.attacks_of(threat):
-                        for leakage in self.plan.types:
-                            cell = self._attack(data, leakage, guard, threat, method)
-                            yield cell, self._reads(guard, leakage, threat)
-
-    def _attack(
-        self,
-        data: Data,
-        leakage: int,
-        guard: Guard,
-        threat: str,
-        method: str | Attack,
-    ) -> Plain:
-        plan = self.plan
-        spec = Spec.of(
-            "attack", type=leakage, method=method, defense=guard.given,
-            dataset=data.given, model=plan.model, victims=plan.victims,
-            draws=plan.draws, batch_size=_batch(plan, leakage),
-            local_steps=plan.local_steps, round=plan.round, threat=threat,
-            **budget_of(plan, method), success_rmse=plan.success_rmse, seed=plan.seed,
-        )  # fmt: skip
-        label = method if isinstance(method, str) else type(method).__name__
-        return self._cell("attack", spec, data, guard, leakage, threat, label)
-
-    def _line_ups(self) -> Iterator[tuple[Plain, Any]]:
-        plan = self.plan
-        if INFORMED not in plan.threats:
-            return
-        for data in self.data:
-            for guard in self.guards:
-                for leakage in plan.types:
-                    alone = leakage == Leakage.EXAMPLE
-                    spec = Spec.of(
-                        "line-up", type=leakage, defense=guard.given,
-                        dataset=data.given, model=plan.model,
-                        candidates=plan.candidates, looks=self._looks(guard, leakage),
-                        victims=plan.line_ups, draws=min(4, plan.line_ups),
-                        batch_size=_batch(plan, leakage),
-                        local_steps=1 if alone else plan.local_steps, seed=plan.seed,
-                    )  # fmt: skip
-                    cell = self._cell(
-                        "line-up", spec, data, guard, leakage, INFORMED, "line-up"
-                    )
-                    yield cell, self._reads(guard, leakage, INFORMED)
-
-    def _looks(self, guard: Guard, leakage: int) -> tuple[int, ...]:
-        """Returns how often a victim is read: once, where no noise averages away."""
-        noisy = guard.defense.mechanisms and transforms_seen(
-            guard.defense, Leakage(leakage)
+        kinds = (
+            self._accounting,
+            self._mechanism,
+            self._norms,
+            self._attacks,
+            self._line_ups,
+            self._training,
         )
-        return self.plan.looks if noisy else self.plan.looks[:1]
+        return with_equals(
+            cell
+            for kind in kinds
+            for data in self.data
+            for guard in self.guards
+            for cell in kind(data, guard)
+        )
 
-    def _accounting(self) -> Iterator[tuple[Plain, Any]]:
+    def _attacks(self, data: Data, guard: Guard) -> Iterator[tuple[Plain, Reads]]:
         plan = self.plan
-        for data in self.data:
-            setting = plan.setting or PAPER_SETTINGS.get(data.dataset.name, Setting())
-            for guard in self.guards:
-                if guard.defense.mechanisms:
-                    spec = Spec.of(
-                        "accounting", defense=guard.given, setting=setting,
-                        delta=plan.delta, tensors=data.tensors,
-                        dataset=data.dataset.name,
-                    )  # fmt: skip
-                    yield self._cell("accounting", spec, data, guard), None
-
-    def _mechanisms(self) -> Iterator[tuple[Plain, Any]]:
-        plan = self.plan
-        for data in self.data:
-            for guard in self.guards:
-                noises = [m.multiplier(0) for m in guard.defense.mechanisms]
-                if plan.mechanism_trials and noises and min(noises) > 0:
-                    spec = Spec.of(
-                        "ldp-mechanism", mechanism=guard.given, dataset=data.given,
-                        model=data.model, trials=plan.mechanism_trials,
-                        delta=plan.delta, seed=plan.seed,
-                    )  # fmt: skip
-                    yield self._cell("mechanism", spec, data, guard), None
-
-    def _changed(self, guard: Guard) -> tuple[int, ...]:
-        """Returns the places at which a defense has changed what is read, each once."""
-        reads = {self._reads(guard, t, "curious"): t for t in self.plan.types[::-1]}
-        return tuple(t for (_, seen, *_), t in reads.items() if any(seen))[::-1]
-
-    def _norms(self) -> Iterator[tuple[Plain, Any]]:
-        plan = self.plan
-        for data in self.data:
-            for guard in self.guards:
-                if self._changed(guard):
-                    spec = Spec.of(
-                        "norms", types=self._changed(guard), defense=guard.given,
-                        dataset=data.given, model=plan.model, victims=plan.victims,
-                        draws=min(4, plan.victims), batch_size=plan.batch_size,
-                        local_steps=plan.local_steps, seed=plan.seed,
-                    )  # fmt: skip
-                    yield self._cell("norms", spec, data, guard), None
-
-    def _trainings(self) -> Iterator[tuple[Plain, Any]]:
-        plan = self.plan
-        if not plan.train_rounds:
-            return
-        for data in self.data:
-            usual = plan.setting or default_setting(data.dataset.name)
-            setting = dataclasses.replace(usual, rounds=plan.train_rounds)
-            for guard in self.guards:
+        # Places last: they share no program, and may be compiled side by side.
+        for threat in plan.threats:
+            for method, leakage in itertools.product(
+                self.attacks_of(threat), plan.types
+            ):
                 spec = Spec.of(
-                    "train", dataset=data.given, defense=guard.given, setting=setting,
-                    seed=plan.seed, delta=plan.delta,
-                    evaluate_every=max(1, plan.train_rounds // 10),
-                )  # fmt: skip
-                yield self._cell("training", spec, data, guard), None
+                    "attack",
+                    **self._victims(data, guard, leakage),
+                    **budget_of(plan, method),
+                    method=method,
+                    victims=plan.victims,
+                    draws=plan.draws,
+                    local_steps=plan.local_steps,
+                    round=plan.round,
+                    threat=threat,
+                    success_rmse=plan.success_rmse,
+                )
+                cell = cell_of(
+                    "attack", spec, data.text, guard.text, leakage, threat, method
+                )
+                yield cell, self._reads(guard, leakage, threat)
 
-    def _cell(
-        self,
-        kind: str,
-        spec: Spec,
-        data: Data,
-        guard: Guard,
-        leakage: int | None = None,
-        threat: str = "",
-        method: str = "",
-    ) -> Plain:
-        return cell_of(kind, spec, data.text, guard.text, leakage, threat, method)
+    def _line_ups(self, data: Data, guard: Guard) -> Iterator[tuple[Plain, Reads]]:
+        plan = self.plan
+        for leakage in plan.types if INFORMED in plan.threats else ():
+            # Read once, where no noise averages away.
+            noisy = guard.defense.mechanisms and guard.is_read(leakage)
+            spec = Spec.of(
+                "line-up",
+                **self._victims(data, guard, leakage),
+                candidates=plan.candidates,
+                looks=plan.looks if noisy else plan.looks[:1],
+                victims=plan.line_ups,
+                draws=min(4, plan.line_ups),
+                local_steps=1 if leakage == Leakage.EXAMPLE else plan.local_steps,
+            )
+            cell = cell_of(
+                "line-up", spec, data.text, guard.text, leakage, INFORMED, "line-up"
+            )
+            yield cell, self._reads(guard, leakage, INFORMED)
+
+    def _victims(self, data: Data, guard: Guard, leakage: int) -> Plain:
+        """Returns the arguments of what reads victims at one place."""
+        plan = self.plan
+        return {
+            "type": leakage,
+            "defense": guard.given,
+            "dataset": data.given,
+            "model": plan.model,
+            "batch_size": None if leakage == Leakage.EXAMPLE else plan.batch_size,
+            "seed": plan.seed,
+        }
+
+    def _accounting(self, data: Data, guard: Guard) -> Iterator[tuple[Plain, Reads]]:
+        name = data.dataset.name
+        if guard.defense.mechanisms:
+            spec = Spec.of(
+                "accounting",
+                defense=guard.given,
+                setting=self.plan.setting or PAPER_SETTINGS.get(name, Setting()),
+                delta=self.plan.delta,
+                tensors=data.tensors,
+                dataset=name,
+            )
+            yield cell_of("accounting", spec, data.text, guard.text), None
+
+    def _mechanism(self, data: Data, guard: Guard) -> Iterator[tuple[Plain, Reads]]:
+        plan = self.plan
+        noises = [m.multiplier(0) for m in guard.defense.mechanisms]
+        if plan.mechanism_trials and noises and min(noises) > 0:
+            spec = Spec.of(
+                "ldp-mechanism",
+                mechanism=guard.given,
+                dataset=data.given,
+                model=data.model,
+                trials=plan.mechanism_trials,
+                delta=plan.delta,
+                seed=plan.seed,
+            )
+            yield cell_of("mechanism", spec, data.text, guard.text), None
+
+    def _norms(self, data: Data, guard: Guard) -> Iterator[tuple[Plain, Reads]]:
+        plan = self.plan
+        # The places at which a defense has changed what is read, each once.
+        reads = {self._reads(guard, t, "curious"): t for t in plan.types[::-1]}
+        changed = [t for (_, seen, *_), t in reads.items() if any(seen)][::-1]
+        if changed:
+            spec = Spec.of(
+                "norms",
+                types=tuple(changed),
+                defense=guard.given,
+                dataset=data.given,
+                model=plan.model,
+                victims=plan.victims,
+                draws=min(4, plan.victims),
+                batch_size=plan.batch_size,
+                local_steps=plan.local_steps,
+                seed=plan.seed,
+            )
+            yield cell_of("norms", spec, data.text, guard.text), None
+
+    def _training(self, data: Data, guard: Guard) -> Iterator[tuple[Plain, Reads]]:
+        plan = self.plan
+        if plan.train_rounds:
+            usual = plan.setting or default_setting(data.dataset.name)
+            spec = Spec.of(
+                "train",
+                dataset=data.given,
+                defense=guard.given,
+                setting=dataclasses.replace(usual, rounds=plan.train_rounds),
+                seed=plan.seed,
+                delta=plan.delta,
+                evaluate_every=max(1, plan.train_rounds // 10),
+            )
+            yield cell_of("training", spec, data.text, guard.text), None
 
     def remarks(self, cells: Sequence[Plain]) -> list[str]:
         """Returns what holds of the audit as a whole."""
@@ -336,55 +322,9 @@ class Grid:
         return found
 
 
-def cell_of(
-    kind: str,
-    spec: Spec,
-    data: str,
-    guard: str,
-    leakage: int | None = None,
-    threat: str = "",
-    method: str = "",
-) -> Plain:
-    """Returns a cell as plain data: its id follows from what it does."""
-    for argument, value in spec.arguments.items():
-        said = next(_undescribed(value), None)
-        if said is not None:
-            raise InputError(
-                f"the cells of an audit are plain data, and {argument} is not: {said}"
-            )
-    where = [] if leakage is None else [f"type {leakage}", threat]
-    name = " · ".join([*(where or [kind]), guard, data])
-    labels = {
-        "kind": kind,
-        "name": name if method in ("", "line-up") else f"{name} · {method}",
-        "dataset": data,
-        "defense": guard,
-        "type": leakage,
-        "threat": threat,
-        "method": method,
-    }
-    whole = labels | {"spec": spec.plain()}
-    text = json.dumps(whole, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
-    words = [kind, *(str(leakage), threat) * (leakage is not None), guard]
-    return {"id": f"{_slug('-'.join(map(str, words)))}-{digest}", **whole}
-
-
-def _undescribed(value: Any) -> Iterator[str]:
-    """Yields why parts of a described value can't be rebuilt."""
-    if isinstance(value, dict):
-        if "undescribed" in value:
-            yield str(value["undescribed"])
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from _undescribed(each)
-
-
-def _slug(text: str) -> str:
-    """Returns letters, digits and dashes: a name that any folder can have."""
-    plain = re.sub(r"[^a-z0-9]+", "-", text.lower().encode("ascii", "ignore").decode())
-    return plain.strip("-")[:_LONGEST].strip("-") or "cell"
+def named(threat: str) -> str:
+    """Returns a threat's name, without what is granted beside."""
+    return threat.partition("+")[0].strip()
 
 
 def _data(plan: AuditPlan, given: str | Dataset) -> Data:
@@ -392,7 +332,3 @@ def _data(plan: AuditPlan, given: str | Dataset) -> Data:
     model = model_for(plan.model, dataset.shape, dataset.classes)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return Data(given, dataset, model, len(jax.tree.leaves(shapes)))
-
-
-def _batch(plan: AuditPlan, leakage: int) -> int | None:
-    return None if leakage == Leakage.EXAMPLE else plan.batch_size

@@ -6,6 +6,7 @@ place; an aware one also knows the defense, as the sidecars claim it.
 """
 
 import dataclasses
+import itertools
 import math
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -14,15 +15,16 @@ from typing import Any
 from gradaudit import files
 from gradaudit.attacks.base import Attack
 from gradaudit.audit.attack import chosen_attack
+from gradaudit.audit.audit_cells import Reads, cell_of, with_equals
 from gradaudit.audit.audit_grid import (
     INFORMED,
     STRONGEST,
     budget_of,
-    cell_of,
     check_budget,
+    named,
 )
 from gradaudit.audit.audit_plan import AuditPlan
-from gradaudit.audit.captured_files import Capture, find, read_capture
+from gradaudit.audit.captured_files import find, read_capture
 from gradaudit.audit.captured_scenario import UNKNOWN
 from gradaudit.audit.mechanism_check import Claim
 from gradaudit.audit.threat import Threat
@@ -56,6 +58,7 @@ class Run:
     claim: Plain | None
     places: tuple[str, ...]  # that an adversary reads
     updates: int
+    control: bool  # it is only there to show that the attacks work
 
     @property
     def name(self) -> str:
@@ -128,7 +131,11 @@ class CapturedGrid:
                 "captured updates need the client's model: --model "
                 "path/to/file.py:build"
             )
-        runs = tuple(_run(*each) for each in _runs(folder))
+        found = _runs(folder)
+        runs = tuple(
+            _run(name, inside, control=name == CONTROL and len(found) > 1)
+            for name, inside in found
+        )
         model = model_for(plan.model)
         updates = Updates(str(folder), model, sum(run.updates for run in runs))
         grid = cls(plan, (updates,), runs)
@@ -148,9 +155,7 @@ class CapturedGrid:
     def threats(self) -> tuple[str, ...]:
         """Those of the plan that need no candidates."""
         return tuple(
-            threat
-            for threat in self.plan.threats
-            if threat.partition("+")[0].strip() != INFORMED
+            threat for threat in self.plan.threats if named(threat) != INFORMED
         )
 
     @property
@@ -158,43 +163,42 @@ class CapturedGrid:
         """Those of the plan; the strongest by default."""
         return self.plan.attacks or (STRONGEST,)
 
-    def is_control(self, run: Run) -> bool:
-        """Returns whether it is only there to show that the attacks work."""
-        return run.text == CONTROL and len(self.guards) > 1
-
     def cells(self) -> list[Plain]:
         """Returns every cell; one with a `same_as` is that other cell."""
-        checks = [self._check(run) | {"same_as": None} for run in self.guards]
-        return checks + [cell for run in self.guards for cell in self._attacks(run)]
+        checks = [(self._check(run), None) for run in self.guards]
+        attacks = [cell for run in self.guards for cell in self._attacks(run)]
+        return with_equals([*checks, *attacks])
 
     def _check(self, run: Run) -> Plain:
         spec = _of_folders("captured-check", captured=str(run.folder))
         return cell_of("mechanism", spec, self.data[0].text, run.text)
 
-    def _attacks(self, run: Run) -> Iterator[Plain]:
-        plan = self.plan
-        for place in run.places:
-            for method in self.attacks:
-                first: dict[str, str] = {}  # what is known -> who was asked
-                for threat in self.threats:
-                    told = run.told(place) if threat.startswith("aware") else None
-                    spec = _of_folders(
-                        "attack-captured", captured=str(run.folder), model=plan.model,
-                        truth=_truth(plan, run), method=method,
-                        defense="none" if told is None else told, threat=threat,
-                        place=place, victims=plan.victims,
-                        **budget_of(plan, method), success_rmse=plan.success_rmse,
-                        seed=plan.seed,
-                    )  # fmt: skip
-                    label = method if isinstance(method, str) else type(method).__name__
-                    cell = cell_of(
-                        *("attack", spec, f"{self.data[0].text} ({place})", run.text),
-                        *(PLACES[place], threat, label),
-                    )
-                    cell["dataset"] = self.data[0].text
-                    known = threat if told else threat.replace("aware", "curious")
-                    same = first.setdefault(known, cell["id"])
-                    yield cell | {"same_as": None if same == cell["id"] else same}
+    def _attacks(self, run: Run) -> Iterator[tuple[Plain, Reads]]:
+        plan, name = self.plan, self.data[0].text
+        for place, method, threat in itertools.product(
+            run.places, self.attacks, self.threats
+        ):
+            told = run.told(place) if threat.startswith("aware") else None
+            spec = _of_folders(
+                "attack-captured",
+                captured=str(run.folder),
+                model=plan.model,
+                truth=_truth(plan, run),
+                method=method,
+                defense="none" if told is None else told,
+                threat=threat,
+                place=place,
+                victims=plan.victims,
+                **budget_of(plan, method),
+                success_rmse=plan.success_rmse,
+                seed=plan.seed,
+            )
+            type_ = PLACES[place]
+            cell = cell_of(
+                "attack", spec, f"{name} ({place})", run.text, type_, threat, method
+            )
+            known = threat if told else threat.replace("aware", "curious")
+            yield cell | {"dataset": name}, (run.text, place, known)
 
     def remarks(self, cells: Sequence[Plain]) -> list[str]:
         """Returns what holds of the audit as a whole."""
@@ -227,7 +231,7 @@ def _runs(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
     return [(parts[0], folder / parts[0]) for parts in inside]
 
 
-def _run(name: str, folder: pathlib.Path) -> Run:
+def _run(name: str, folder: pathlib.Path, control: bool) -> Run:
     captures = [read_capture(path) for path in find(folder)]
     places = {capture.facts.place for capture in captures}
     # Whoever reads what was sent does not see it before the defense.
@@ -238,15 +242,15 @@ def _run(name: str, folder: pathlib.Path) -> Run:
             f"the updates in {folder} make different claims: give each a folder of its "
             "own"
         )
+    sent = [capture.facts for capture in captures if capture.facts.place != "raw"]
+    counted = sent or [capture.facts for capture in captures]
     return Run(
-        name, folder, claims[0] if claims else None, tuple(read), _examples(captures)
-    )
-
-
-def _examples(captures: Sequence[Capture]) -> int:
-    sent = [capture for capture in captures if capture.facts.place != "raw"]
-    return sum(
-        (c.facts.batch_size or 1) * (c.facts.local_steps or 1) for c in sent or captures
+        text=name,
+        folder=folder,
+        claim=claims[0] if claims else None,
+        places=tuple(read),
+        updates=sum((f.batch_size or 1) * (f.local_steps or 1) for f in counted),
+        control=control,
     )
 
 
