@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import secrets
 import shutil
 import stat
 import tarfile
@@ -25,7 +26,6 @@ except ImportError:  # not a POSIX system
 LOCK = ".gradaudit.lock"
 _PARTIAL = ".partial"  # how the name of an unfinished file ends
 
-_BLOCK = 1 << 20
 _LARGEST_JSON = 256 << 20
 
 
@@ -40,14 +40,13 @@ def write_whole(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
         raise InputError(f"{path} is no ordinary file: choose another place")
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(_PARTIAL, f".{path.name}.", path.parent)
-        temporary = pathlib.Path(name)
+        name = f".{path.name}.{secrets.token_hex(8)}{_PARTIAL}"
+        temporary = path.with_name(name)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with temporary.open("xb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.chmod(0o666 & ~_umask())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -66,11 +65,6 @@ def append_lines(path: pathlib.Path, lines: Sequence[str]) -> None:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
-
-
-def append_line(path: pathlib.Path, line: str) -> None:
-    """Adds one line; when it returns, the line is on the disk."""
-    append_lines(path, [line])
 
 
 def whole_lines(path: pathlib.Path) -> Iterator[bytes]:
@@ -155,9 +149,14 @@ def _remove_unfinished(folder: pathlib.Path) -> None:
             left.unlink(missing_ok=True)
 
 
+def write_bytes(path: pathlib.Path, content: bytes) -> None:
+    """Writes bytes, whole or not at all."""
+    write_whole(path, lambda file: file.write(content))
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
     """Writes text, UTF-8, whole or not at all."""
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_bytes(path, text.encode())
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -172,13 +171,12 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(text, list(rows[0]))
         writer.writeheader()
         for row in rows:
-            writer.writerow(
-                {
-                    key: " ".join(map(str, v)) if isinstance(v, (tuple, list)) else v
-                    for key, v in row.items()
-                }
-            )
+            writer.writerow({key: _in_a_cell(value) for key, value in row.items()})
     write_text(path, text.getvalue())
+
+
+def _in_a_cell(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
 
 
 def write_arrays(path: pathlib.Path, arrays: Mapping[str, Any]) -> None:
@@ -217,14 +215,14 @@ def finite(value: Any) -> Any:
 
 def digest(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a file, or of a folder's file names and contents."""
-    whole = hashlib.sha256()
-    files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else None
-    for file in files if files is not None else [path]:
-        if files is not None:
+    whole, found = hashlib.sha256(), [path]
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.is_file())
+    for file in found:
+        if file != path:
             whole.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as source:
-            while block := source.read(_BLOCK):
-                whole.update(block)
+            hashlib.file_digest(source, lambda: whole)
     return whole.hexdigest()
 
 
@@ -249,12 +247,6 @@ def unpack_folder(whole: bytes, folder: pathlib.Path) -> None:
         made.rename(folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 # Files that may be damaged or hostile are read bounded, without waiting. None may

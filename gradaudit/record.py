@@ -8,7 +8,6 @@ contract with a version: see docs/own-system.md.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import logging
 import os
@@ -20,14 +19,14 @@ import tempfile
 import types
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from gradaudit import __version__, files
-from gradaudit.errors import InputError, unknown_name
+from gradaudit.errors import InputError, at_least, unknown_name
 
 FORMAT = 2
 RECEIVED, SENT, ABOUT = "received.safetensors", "sent.safetensors", "observation.json"
@@ -66,8 +65,7 @@ class Sample:
     most_mib: float = 1024.0  # in the folder; what goes beyond is not written
 
     def __post_init__(self) -> None:
-        if not self.rounds >= 1:
-            raise InputError(f"rounds must be at least 1, got {self.rounds}")
+        at_least(1, rounds=self.rounds)
         if not 0 <= self.clients <= 1:
             raise InputError(f"clients must be in [0, 1], got {self.clients}")
         if not self.most_mib > 0:
@@ -170,9 +168,9 @@ def write(
     if not sample.wants(facts.round, facts.client):
         return None
     given, back = arrays_of(received), arrays_of(sent)
-    if not len(given):
+    if not given:
         raise InputError("there are no parameters in what was received")
-    if not len(back):
+    if not back:
         raise InputError("nothing was sent (secure aggregation hides the update)")
     size = sum(array.nbytes for array in (*given.values(), *back.values()))
     folder.mkdir(parents=True, exist_ok=True)
@@ -192,13 +190,9 @@ def fill(
     """Writes the three files of one update, the sidecar last."""
     content = {RECEIVED: save(dict(received)), SENT: save(dict(sent))}
     for name, data in content.items():
-        files.write_whole(folder / name, functools.partial(_write, data))
+        files.write_bytes(folder / name, data)
     digests = {n: hashlib.sha256(data).hexdigest() for n, data in content.items()}
     files.write_json(folder / ABOUT, facts.plain(digests))
-
-
-def _write(data: bytes, file: BinaryIO) -> None:
-    file.write(data)
 
 
 def arrays_of(tensors: Tensors) -> dict[str, NDArray[Any]]:

@@ -51,7 +51,7 @@ def save(folder: pathlib.Path, progress: Progress, fingerprint: str) -> None:
     if progress.last is None:
         raise InputError("there is no finished round to save")
     line = json.dumps(files.finite(dataclasses.asdict(progress.last)))
-    files.append_line(folder / HISTORY, line)
+    files.append_lines(folder / HISTORY, [line])
     arrays = _leaves((progress.state, progress.values))
     about = {"version": _VERSION, "fingerprint": fingerprint}
     _write(folder / CHECKPOINT, about | {"round": int(progress.state.round)}, arrays)

@@ -1,6 +1,5 @@
 """How figures look: colours that everybody can tell apart, and pictures for pages."""
 
-import contextlib
 import functools
 import io
 import re
@@ -17,35 +16,33 @@ GREY = "#767676"
 SMALL, _USUAL = 9, 10  # points
 WIDTH = 4.6  # inches: what a phone shows without letters that are too small
 
-
 Picture = Any  # a matplotlib Figure, which is not loaded before something is drawn
 
 
 @functools.cache
 def _shown() -> type:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     class Shown(Figure):
         """A figure that notebooks show, whatever their backend is."""
 
         def _repr_png_(self) -> bytes:
-            FigureCanvasAgg(self)
-            file = io.BytesIO()
-            with any_letters():
-                self.savefig(file, format="png", dpi=110)
-            return file.getvalue()
+            return rendered(self, "png", dpi=110)
 
     return Shown
 
 
-@contextlib.contextmanager
-def any_letters() -> Iterator[None]:
-    """Names may have letters that the font lacks: a box is drawn, and nothing said."""
+def rendered(figure: Picture, kind: str, **options: Any) -> bytes:
+    """Returns the file of a figure: png, svg, pdf ...
+
+    Names may have letters that the font lacks: a box is drawn, and nothing said.
+    """
+    file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         warnings.filterwarnings("ignore", "Matplotlib currently does not support")
-        yield
+        figure.savefig(file, format=kind, **options)
+    return file.getvalue()
 
 
 def picture(width: float = WIDTH, height: float = 3.2) -> Picture:
@@ -65,11 +62,11 @@ def styles() -> Iterator[dict[str, Any]]:
         number += 1
 
 
-def say(figure: Picture, finding: str) -> None:
+def say(figure: Picture, finding: str, points: int = _USUAL) -> None:
     """Sets the finding as the title, in as many lines as the width needs."""
-    letters = int(13 * figure.get_figwidth())
+    letters = int(130 / points * figure.get_figwidth())
     lines = textwrap.wrap(finding, letters, break_on_hyphens=False)
-    figure.suptitle("\n".join(lines), fontsize=_USUAL)
+    figure.suptitle("\n".join(lines), fontsize=points)
     figure.set_label(finding)  # whole, for whoever shows it in another way
 
 
@@ -83,19 +80,22 @@ def plain(axes: Any, **words: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend(figure: Picture, axes: Any, columns: int = 2) -> None:
-    """Puts the lines' names below the figure."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
+def legend(figure: Picture, *axes: Any, columns: int = 2) -> None:
+    """Puts the lines' names, each once, below the figure."""
+    named: dict[str, Any] = {}
+    for each in axes:
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    if named:
         # So many letters of this size, and a line before each name, fit beside others.
-        fits = int(13 * figure.get_figwidth()) // (max(map(len, labels)) + 6)
+        fits = int(13 * figure.get_figwidth()) // (max(map(len, named)) + 6)
         figure.legend(
-            handles,
-            labels,
+            list(named.values()),
+            list(named),
             fontsize=SMALL,
             frameon=False,
             loc="outside lower center",
-            ncols=max(1, min(columns, len(labels), fits)),
+            ncols=max(1, min(columns, len(named), fits)),
         )
 
 
@@ -128,18 +128,10 @@ def svg(figure: Picture, name: str) -> str:
     of the page's text, so that it is read on a dark page as well.
     """
     from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    file = io.StringIO()
-    with any_letters(), rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        FigureCanvasSVG(figure)
-        figure.savefig(
-            file,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )
-    text = file.getvalue()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        text = rendered(figure, "svg", transparent=True, metadata=nothing).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\b(id=")', rf"\1{name}-", text)

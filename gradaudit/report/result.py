@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gradaudit import files
 from gradaudit.errors import InputError
-from gradaudit.report.drawing import any_letters
+from gradaudit.report.drawing import rendered
 from gradaudit.spec import Spec
 
 SCHEMA_VERSION = 2
@@ -27,24 +27,22 @@ RESULT, AUDIT = "result.json", "audit.json"
 PARAMETERS = "parameters.npz"  # of a training: its network at the end, named tensors
 _STAGE = ".writing-"
 UNFINISHED = ("victims.jsonl", "checkpoint.npz")  # from which a run goes on
+_EXAMPLES = "reconstructions.npz"
+_TABLES = ("cells", "evidence", "line_ups", "pairs", "points", "posterior", "rounds")
+_FIGURES = ("convergence", "enough", "epsilon", "line_up", "norms", "victims")
 # Every file that a result of any command may have, so that none outlives its run.
 KNOWN = frozenset(
-    {
-        *(RESULT, AUDIT, "cells.csv", "report.html", "junit.xml", "summary.md"),
-        *("trials.csv", "reconstructions.npz", "rounds.csv", "curve.png"),
-        *(PARAMETERS, "line_ups.csv", "posterior.csv", "points.csv", "pairs.csv"),
-        *("evidence.csv",),
-        *("figures/victims.png", "figures/convergence.png", "figures/epsilon.png"),
-        *("figures/norms.png", "figures/line_up.png", "figures/enough.png"),
-    }
+    [RESULT, AUDIT, PARAMETERS, _EXAMPLES, "trials.csv", "curve.png"]
+    + ["report.html", "junit.xml", "summary.md"]
+    + [f"{name}.csv" for name in _TABLES]
+    + [f"figures/{name}.png" for name in _FIGURES]
 )
 
 
 def write_figure(path: pathlib.Path, figure: Any) -> None:
     """Writes a matplotlib Figure in the format of the name, whole or not at all."""
     kind = path.suffix.lstrip(".") or "png"
-    with any_letters():
-        files.write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=130))
+    files.write_bytes(path, rendered(figure, kind, dpi=130))
 
 
 class Result(abc.ABC):
@@ -151,10 +149,8 @@ def remove_result(folder: pathlib.Path, but: Collection[str] = ()) -> None:
 def schema(name: str) -> dict[str, Any]:
     """Returns the schema of `RESULT` or `AUDIT`."""
     folder = importlib.resources.files("gradaudit.report") / "schemas"
-    text = (folder / f"{pathlib.Path(name).stem}.schema.json").read_text(
-        encoding="utf-8"
-    )
-    value: dict[str, Any] = json.loads(text)
+    file = folder / name.replace(".json", ".schema.json")
+    value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return value
 
 
@@ -213,8 +209,8 @@ class Saved(Result):
 
     def arrays(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Returns reconstructions.npz, if there is one."""
-        name = "reconstructions.npz"
-        return {name: self._arrays} if (self.folder / name).is_file() else {}
+        there = (self.folder / _EXAMPLES).is_file()
+        return {_EXAMPLES: self._arrays} if there else {}
 
     def cell(self, cell: dict[str, Any]) -> "Saved":
         """Returns the result of one cell of an audit."""
@@ -222,15 +218,15 @@ class Saved(Result):
 
     @functools.cached_property
     def _arrays(self) -> dict[str, NDArray[Any]]:
-        path = self.folder / "reconstructions.npz"
+        path = self.folder / _EXAMPLES
         try:
             if not path.stat().st_size <= _LARGEST:
                 raise InputError(f"{path} is larger than 4 GiB")
             with np.load(path, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
+        except InputError:
+            raise
         except _DAMAGE as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(f"{path} can't be read: {error}") from None
 
     def _table(self, name: str) -> list[dict[str, Any]]:
