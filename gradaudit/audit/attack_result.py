@@ -13,8 +13,9 @@ from rich.console import Console
 from gradaudit import files
 from gradaudit.audit.informed import broken_certificates
 from gradaudit.audit.scores import MemberScore, Score, Trace
-from gradaudit.report import figures, metrics, tables_of_leakage
+from gradaudit.report import figures, metrics
 from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.report.tables import attack_table
 from gradaudit.spec import Spec
 
 # A relative misfit above it: the search did not converge. docs/threats.md has how it
@@ -267,7 +268,7 @@ class AttackResult(Result):
 
     def show(self) -> None:
         """Prints the table that the command line prints."""
-        Console(highlight=False).print(tables_of_leakage.attack_table(self.to_dict()))
+        Console(highlight=False).print(attack_table(self.to_dict()))
 
 
 def _iterations_shown(pictures: list[Picture]) -> list[int]:

@@ -25,9 +25,9 @@ from gradaudit.audit.captured_line_up import Picked, line_up_of, unexplained_by
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.report import metrics
-from gradaudit.report.figures import answers_grid
+from gradaudit.report.pictures import answers_grid
 from gradaudit.report.result import SCHEMA_VERSION, Result
-from gradaudit.report.tables_of_leakage import unseen_table
+from gradaudit.report.tables import unseen_table
 from gradaudit.spec import Spec
 from gradaudit.types import Observation, Reconstruction, Status
 

@@ -193,7 +193,7 @@ def _answer(
         if privacy is not None:
             plain["rounds_within"] = rounds_within(target, privacy.plan, delta)
     if question.plot is not None:
-        from gradaudit.report.figures import plot_over_steps
+        from gradaudit.report.figures_of_privacy import plot_over_steps
 
         plot_over_steps(question.plot, _finite(events), delta, convention, target)
         err.print(f"wrote {question.plot}", markup=False)

@@ -199,7 +199,7 @@ def _attack_and_save(
     if as_json:
         console.print_json(report)
     else:
-        from gradaudit.report.tables_of_leakage import attack_table
+        from gradaudit.report.tables import attack_table
 
         console.out.print(attack_table(report))
         looked = " (see figures/victims.png)" if result.figures() else ""
@@ -230,7 +230,7 @@ def captured_and_save(
     if as_json:
         console.print_json(report)
         return report
-    from gradaudit.report.tables_of_leakage import attack_table, unseen_table
+    from gradaudit.report.tables import attack_table, unseen_table
 
     scored = "asr" in report["metrics"]
     console.out.print(attack_table(report) if scored else unseen_table(report))

@@ -24,7 +24,7 @@ from rich.markup import escape
 
 from gradaudit import __version__, files
 from gradaudit.errors import InputError, LostProcess, unknown_name
-from gradaudit.report.table_widths import fitted
+from gradaudit.report.tables import fitted
 
 EXIT_GATE_BROKEN = 1
 EXIT_BAD_INPUT = 2

@@ -128,7 +128,7 @@ def line_up(
         if as_json:
             console.print_json(result.to_dict())
         else:
-            from gradaudit.report.tables_of_leakage import line_up_table
+            from gradaudit.report.tables import line_up_table
 
             console.out.print(line_up_table(result))
             where = f"written to {out_folder}/ (see figures/line_up.png)"
@@ -276,7 +276,7 @@ def calibrate(
         if as_json:
             console.print_json(result.to_dict())
         else:
-            from gradaudit.report.tables_of_leakage import enough_table
+            from gradaudit.report.tables import enough_table
 
             console.out.print(enough_table(result))
             where = f"written to {out_folder}/ (see figures/enough.png)"

@@ -34,7 +34,7 @@ from gradaudit.distinguish.whitebox import NormPoint, WhiteRule, by_cosine
 from gradaudit.errors import InputError, at_least, check_seed, unknown_name
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
-from gradaudit.report import figures
+from gradaudit.report import figures_of_privacy as figures
 from gradaudit.report.result import SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
 from gradaudit.tree import size

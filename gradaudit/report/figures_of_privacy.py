@@ -2,17 +2,18 @@
 
 import dataclasses
 import math
-import statistics
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gradaudit.errors import InputError
+from gradaudit.privacy.events import Events
+from gradaudit.privacy.methods import METHODS, ask
 from gradaudit.report.drawing import (
     COLOURS,
     GREY,
-    MARKERS,
     SMALL,
     WIDTH,
     Picture,
@@ -24,12 +25,16 @@ from gradaudit.report.drawing import (
     short,
     styles,
 )
-from gradaudit.report.result import AUDIT, RESULT, Result, kind_of
+from gradaudit.report.result import AUDIT, RESULT, Result, kind_of, write_figure
+from gradaudit.report.tables_of_privacy import WORDS
 
 if TYPE_CHECKING:
     from gradaudit.audit.least_noise import EnoughResult
+    from gradaudit.distinguish.whitebox import NormPoint
 
 Plain = dict[str, Any]
+_BARS = {"markersize": 4, "linewidth": 1.2, "capsize": 2}
+_MOST_POINTS = 400  # of a curve over steps
 
 
 def line_up(result: Result) -> Picture:
@@ -56,7 +61,7 @@ def line_up(result: Result) -> Picture:
             for number in looks if varied else [None]:
                 chosen = [r for r in mine if number in (None, r["looks"])]
                 more = "" if number is None or len(looks) == 1 else f", {number} looks"
-                measured_line(axes, chosen, varied, style, f"{name}{more}")
+                _measured_line(axes, chosen, varied, style, f"{name}{more}")
         places = sorted({row["sigma"] if varied else row["looks"] for row in rows})
         plain(
             axes,
@@ -88,7 +93,7 @@ def _line_ups(result: Result) -> Iterator[tuple[str, list[Plain]]]:
             yield short(cell["defense"]["text"]), cell["line_ups"]
 
 
-def measured_line(
+def _measured_line(
     axes: Any,
     rows: Sequence[Plain],
     varied: bool,
@@ -107,16 +112,12 @@ def measured_line(
         none = [place for place, value in zip(places, values, strict=True) if not value]
         floor = 0.5 / max(row["candidates"] for row in rows)
         axes.plot(none, [floor] * len(none), "v", color=style["color"], mfc="none")
-    axes.errorbar(
-        places, values, np.abs(ends), markersize=4, linewidth=1.2, capsize=2,
-        label=name, **(style | {"linestyle": "-"}),
-    )  # fmt: skip
+    look = style | _BARS | {"linestyle": "-"}
+    axes.errorbar(places, values, np.abs(ends), label=name, **look)
     bounds = [row["certified"]["value"] for row in rows]
     if all(value is not None for value in bounds):
-        axes.plot(
-            places, bounds, linestyle="--", color=style["color"], linewidth=1.2,
-            label=bound or f"{name}: certified",
-        )  # fmt: skip
+        dashed = {"linestyle": "--", "color": style["color"], "linewidth": 1.2}
+        axes.plot(places, bounds, label=bound or f"{name}: certified", **dashed)
 
 
 def _line_up_found(groups: Sequence[tuple[str, Sequence[Plain]]]) -> str:
@@ -155,15 +156,13 @@ def epsilon(result: Result) -> Picture:
     for index, (_, found) in enumerate(rows):
         for offset, kind in enumerate(kinds):
             value, place = _finite(found[kind]), index + 0.26 * (offset - 1)
-            axes.barh(
-                place, value or top, 0.24, color=COLOURS[offset],
-                alpha=1.0 if value else 0.35, label=kind if index == 0 else None,
-            )  # fmt: skip
+            look = {"color": COLOURS[offset], "alpha": 1.0 if value else 0.35}
+            label = kind if index == 0 else None
+            axes.barh(place, value or top, 0.24, label=label, **look)
             text = f"{value:.3g}" if value else "no finite ε"
-            axes.annotate(
-                text, (value or top, place), (3, 0), textcoords="offset points",
-                va="center", fontsize=SMALL - 1,
-            )  # fmt: skip
+            small = {"va": "center", "fontsize": SMALL - 1}
+            beside = {"xytext": (3, 0), "textcoords": "offset points"}
+            axes.annotate(text, (value or top, place), **beside, **small)
     plain(axes, xscale="log", xlabel="ε", ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlim(low, top * (top / low) ** 0.3)  # room for the last number
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
@@ -232,110 +231,16 @@ def _reached(axes: Any, cells: Sequence[Plain], style: Plain, name: str) -> None
     # An infinite estimate (no error seen) is drawn at what its trials could prove.
     means = [_known(c["mean"], c["ceiling"]) for c in cells]
     spreads = [_known(c["spread"], 0.0) for c in cells]
-    axes.errorbar(
-        places, means, spreads, markersize=4, linewidth=1.2, capsize=2,
-        label=f"{name}, measured", **style,
-    )  # fmt: skip
-    proven = [cell["lower_bound"] for cell in cells]
-    axes.fill_between(places, 0, proven, color=style["color"], alpha=0.12, linewidth=0)
-    axes.plot(
-        places, proven, linestyle=":", color=style["color"], linewidth=1,
-        label=f"{name}, proven",
-    )  # fmt: skip
+    axes.errorbar(places, means, spreads, label=f"{name}, measured", **(style | _BARS))
+    proven, color = [cell["lower_bound"] for cell in cells], style["color"]
+    axes.fill_between(places, 0, proven, color=color, alpha=0.12, linewidth=0)
+    axes.plot(places, proven, ":", color=color, linewidth=1, label=f"{name}, proven")
 
 
 def _known(value: float | str | None, otherwise: float) -> float:
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     return otherwise
-
-
-def norms(result: Result) -> Picture:
-    """Draws the norms of gradients before a defense and after it.
-
-    Of an audit: medians, for each place and defense; of a training: over its rounds.
-    """
-    document = result.to_dict()
-    if kind_of(document) == RESULT:
-        return _norms_of_training(document)
-    rows = [
-        (f"{short(each['defense'], 22)}, type {row['type']}", row)
-        for each in document["norms"]
-        for row in each["norms"]
-    ]
-    if not rows:
-        raise InputError("this audit has no gradient norms: no defense does anything")
-    figure = picture(WIDTH, 1.3 + 0.34 * len(rows))
-    axes = figure.subplots()
-    for index, (_, row) in enumerate(rows):
-        pair = [_median(row[kind]) for kind in ("before", "after")]
-        if None not in pair:
-            axes.plot(pair, [index] * 2, color=GREY, linewidth=1, zorder=1)
-        for offset, (kind, value) in enumerate(
-            zip(("before", "after"), pair, strict=True)
-        ):
-            if value:
-                axes.scatter(
-                    value, index, s=26, color=COLOURS[offset], marker=MARKERS[offset],
-                    label=f"{kind} the defense" if index == 0 else None, zorder=2,
-                )  # fmt: skip
-    plain(
-        axes,
-        xscale="log",
-        xlabel="norm of what is sent, median",
-        ylim=(len(rows) - 0.5, -0.5),
-    )
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    legend(figure, axes)
-    say(figure, _norms_found(rows))
-    return figure
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    finite = [value for value in values if value is not None]
-    return statistics.median(finite) if finite else None
-
-
-def _norms_found(rows: Sequence[tuple[str, Plain]]) -> str:
-    ratios = []
-    for name, row in rows:
-        before, after = _median(row["before"]), _median(row["after"])
-        if before and after:
-            ratios.append((after / before, name))
-    if not ratios:
-        return "Gradient norms before and after the defense"
-    (low, least), (high, most) = min(ratios), max(ratios)
-    if high < 1.5:
-        return f"What is sent is {low:.2g} ({least}) to {high:.2g} times the gradient"
-    times = f"{high:,.0f}" if high >= 100 else f"{high:.3g}"
-    return f"{most}: what is sent is {times} times as large as the gradient"
-
-
-def _norms_of_training(document: Plain) -> Picture:
-    history = document.get("rounds") or []
-    if (
-        not history
-        or not isinstance(history[0], dict)
-        or "norm_before" not in history[0]
-    ):
-        raise InputError("this result has no gradient norms: train records them")
-    figure = picture()
-    axes = figure.subplots()
-    rounds = [row["round"] for row in history]
-    found = {}
-    for kind, style in zip(("before", "after"), styles(), strict=False):
-        values = [
-            math.sqrt(sum((norm or 0.0) ** 2 for norm in row[f"norm_{kind}"]))
-            for row in history
-        ]
-        found[kind] = values[-1]
-        label = f"{kind} the defense"
-        axes.plot(rounds, values, label=label, markersize=3.5, linewidth=1.4, **style)
-    plain(axes, yscale="log", xlabel="round", ylabel="norm of the batch gradient")
-    legend(figure, axes)
-    defense, times = document["config"]["defense"], found["after"] / found["before"]
-    say(figure, f"{defense}: in the end {times:.3g} times the gradient's norm is sent")
-    return figure
 
 
 def enough_figure(result: "EnoughResult") -> Any:
@@ -347,21 +252,16 @@ def enough_figure(result: "EnoughResult") -> Any:
     ]
     style = {"color": COLOURS[0], "marker": "o"}
     rows = [cell.to_dict() for cell in cells]
-    measured_line(axes, rows, True, style, "measured", "certified")
+    _measured_line(axes, rows, True, style, "measured", "certified")
     guessing = cells[0].guessing
     axes.axhline(guessing, color=GREY, ls=":", lw=1, label="guessing")
     axes.axhline(result.limit, color=COLOURS[1], ls="-.", lw=1, label="allowed")
     axes.axvline(result.sigma, color=COLOURS[1], lw=0.8)
     if result.chosen.accuracy is not None:
         trained = [point for point in result.points if point.accuracy is not None]
-        axes.plot(
-            [point.sigma for point in trained],
-            [point.accuracy for point in trained],
-            "s-",
-            color=COLOURS[2],
-            ms=4,
-            label="accuracy",
-        )
+        places = [point.sigma for point in trained]
+        reached = [point.accuracy for point in trained]
+        axes.plot(places, reached, "s-", color=COLOURS[2], ms=4, label="accuracy")
     plain(axes, xscale="log", ylim=(-0.02, 1.02), xlabel="noise multiplier σ")
     sigmas = [point.sigma for point in result.points]
     axes.set_xlim(0.9 * min(sigmas), 1.1 * max(sigmas))  # one point has no width
@@ -376,3 +276,56 @@ def enough_figure(result: "EnoughResult") -> Any:
         f"{about['dataset']}",
     )
     return figure
+
+
+def norm_figure(points: "Sequence[NormPoint]") -> Picture:
+    """Draws epsilon against the norm of a dummy gradient, measured and exact."""
+    figure = picture(4.1, 3.3)
+    axes = figure.subplots()
+    for index, level in enumerate(dict.fromkeys(point.epsilon for point in points)):
+        chosen = [point for point in points if point.epsilon == level]
+        norms, color = [point.norm for point in chosen], f"C{index}"
+        axes.plot(norms, [point.exact for point in chosen], "-", color=color, lw=1)
+        means = [point.mean for point in chosen]
+        spreads = np.nan_to_num([point.spread for point in chosen])
+        look = {"fmt": "o", "ms": 4, "color": color, "label": f"ε = {level:g}"}
+        axes.errorbar(norms, means, spreads, **look)
+    axes.axvline(1.0, color="grey", ls=":", lw=1)
+    axes.set_xlabel("norm of the gradient / clip (line: exact law)")
+    axes.set_ylabel("measured ε, white box")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def plot_over_steps(
+    path: str | pathlib.Path,
+    events: Events,
+    delta: float,
+    convention: str = "clean",
+    target: float | None = None,
+) -> None:
+    """Writes the picture; the format follows from the file's name."""
+    figure = picture(8, 4.2)
+    axes = figure.subplots()
+    shown = np.unique(np.linspace(1, events.steps, _MOST_POINTS).astype(int))
+    for index, name in enumerate(METHODS):
+        method, asked = ask(name, events, delta, convention)
+        curve = method.curve(asked, delta)[asked.steps - events.steps :][shown - 1]
+        look = {"color": f"C{index}", "linewidth": 2.6 if name == "pld" else 1.4}
+        axes.plot(shown, curve, **look, label=f"{WORDS[name]}: {curve[-1]:.4g}")
+    if target is not None:
+        label = f"target: {target:g}"
+        axes.axhline(target, color="black", linestyle=":", linewidth=1, label=label)
+    axes.set(
+        xlabel="step",
+        ylabel=rf"$\varepsilon$ at $\delta$ = {delta:g}",
+        yscale="log",
+        xlim=(1, max(2, events.steps)),
+        title="Privacy spent, by accounting method",
+    )
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)
+    try:
+        write_figure(pathlib.Path(path), figure)
+    except (OSError, ValueError) as error:
+        raise InputError(f"can't write the plot {path}: {error}") from None

@@ -16,7 +16,7 @@ from gradaudit.data import CATALOGUE
 from gradaudit.errors import InputError
 from gradaudit.report import figures
 from gradaudit.report.drawing import size, svg, visible
-from gradaudit.report.figures_of_leakage import films, strip, strips_of
+from gradaudit.report.pictures import films, strip, strips_of
 from gradaudit.report.result import AUDIT, Result, Saved, kind_of
 from gradaudit.report.verdict import (
     CERTIFIED,

@@ -1,6 +1,7 @@
 """Results as tables for people: accounting, and measured epsilons."""
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,14 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gradaudit.federation.setting import setting_in_words
+from gradaudit.report.tables import Row, facts_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gradaudit.distinguish import LdpReport, MechanismReport
     from gradaudit.distinguish.bounds import Cell
     from gradaudit.privacy import Account, Privacy, Stop, View
-
 
 _COLOURS = {"refuted": "red", "consistent": "green", "can't tell": "yellow"}
 
@@ -48,7 +47,7 @@ def cells_table(report: "LdpReport", width: int = 80) -> RenderableType:
 
 
 def _blocks(
-    heads: tuple[str, ...], rows: "Mapping[Any, Mapping[float, str]]", width: int
+    heads: tuple[str, ...], rows: Mapping[Any, Mapping[float, str]], width: int
 ) -> list[Table]:
     """Returns one table, or several with some of the epsilons each."""
     epsilons = list(dict.fromkeys(epsilon for row in rows.values() for epsilon in row))
@@ -72,7 +71,7 @@ def _blocks(
 
 def _block(
     heads: tuple[str, ...],
-    rows: "Mapping[Any, Mapping[float, str]]",
+    rows: Mapping[Any, Mapping[float, str]],
     epsilons: list[float],
 ) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
@@ -99,10 +98,15 @@ def verdict_lines(report: "LdpReport") -> list[str]:
     counts = [f"{verdicts.count(name)} {name}" for name in _COLOURS if name in verdicts]
     lines = ["verdicts: " + (", ".join(counts) or "none yet")]
     for cell in report.cells:
-        if cell.verdict.value != "consistent":
-            verdict = _verdict(cell.verdict.value, cell.trials_needed)
-            where = f"{cell.adversary}, {cell.box.value} box"
-            lines.append(f"ε = {cell.epsilon:g} against {where}: {verdict}")
+        verdict = cell.verdict.value
+        if verdict == "consistent":
+            continue
+        where = f"{cell.adversary}, {cell.box.value} box"
+        line = (
+            f"ε = {cell.epsilon:g} against {where}: [{_COLOURS[verdict]}]{verdict}[/]"
+        )
+        more = f": needs {cell.trials_needed:,} trials" * (verdict == "can't tell")
+        lines.append(line + more)
     return lines
 
 
@@ -110,7 +114,7 @@ def sweep_table(report: "LdpReport", width: int = 80) -> RenderableType:
     """Returns the white-box epsilon of dummy gradients, a row per norm."""
     rows: dict[tuple[str], dict[float, str]] = {}
     for point in report.sweep:
-        words = f"{short_number(point.mean)} ({short_number(point.exact)})"
+        words = f"{_short(point.mean)} ({_short(point.exact)})"
         rows.setdefault((f"{point.norm:g}",), {})[point.epsilon] = words
     title = "dummy gradient, white box: measured (exact)"
     return Group(title, *_blocks(("norm / clip",), rows, width))
@@ -118,38 +122,32 @@ def sweep_table(report: "LdpReport", width: int = 80) -> RenderableType:
 
 def mechanism_table(report: "MechanismReport") -> Table:
     """Returns what was claimed, what is exact, and what the trials prove."""
+    return facts_table(report.name, _mechanism_rows(report))
+
+
+def _mechanism_rows(report: "MechanismReport") -> Iterator[Row]:
     result = report.result
-    table = Table(title=escape(report.name), title_justify="left", show_header=False)
-    for _ in range(3):
-        table.add_column(overflow="fold")
-    claim = result.claim
-    table.add_row(
-        "claimed", f"ε = {short_number(claim.epsilon)}", f"δ = {claim.delta:g}"
-    )
+    claim, verdict = result.claim, result.verdict.value
+    epsilon, delta = f"ε = {_short(claim.epsilon)}", f"δ = {claim.delta:g}"
+    yield "claimed", epsilon, delta
     if result.closed_form is not None:
-        table.add_row("closed form", f"ε = {short_number(result.closed_form)}", "exact")
-    table.add_row(
-        "proven by trials",
-        f"ε ≥ {short_number(result.lower_bound)}",
-        f"{result.trials:,} trials, ceiling {short_number(result.ceiling)}",
-    )
-    table.add_row(
-        "strongest test", result.statistic, f"on the pair: {result.pair}, from a pilot"
-    )
-    table.add_row("errors", f"FP {result.fp:.4f}", f"FN {result.fn:.4f}")
+        yield "closed form", f"ε = {_short(result.closed_form)}", "exact"
+    trials = f"{result.trials:,} trials, ceiling {_short(result.ceiling)}"
+    yield "proven by trials", f"ε ≥ {_short(result.lower_bound)}", trials
+    pair = f"on the pair: {result.pair}, from a pilot"
+    yield "strongest test", result.statistic, pair
+    yield "errors", f"FP {result.fp:.4f}", f"FN {result.fn:.4f}"
     for name, value in result.estimates.items():
-        table.add_row(f"jax-privacy {name}", short_number(value), "for comparison")
-    verdict = result.verdict.value
+        yield f"jax-privacy {name}", _short(value), "for comparison"
     reason = f"by {result.refuted_by}" if result.refuted_by else ""
     if verdict == "can't tell":
         reason = f"needs {result.trials_needed:,} trials"
-    table.add_row("verdict", f"[{_COLOURS[verdict]}]{verdict}[/]", reason)
+    yield "verdict", f"[{_COLOURS[verdict]}]{verdict}[/]", reason
     for caveat in report.caveats:
-        table.add_row("caveat", "", escape(caveat))
-    return table
+        yield "caveat", "", escape(caveat)
 
 
-def short_number(value: float) -> str:
+def _short(value: float) -> str:
     """Returns two decimals; `inf` where no error was seen, `–` where undefined."""
     if math.isnan(value):
         return "–"
@@ -158,15 +156,8 @@ def short_number(value: float) -> str:
 
 def _cell(cell: "Cell") -> str:
     colour = _COLOURS[cell.verdict.value]
-    measured = f"{short_number(cell.mean)} ± {short_number(cell.spread)}"
-    return f"{measured}\n[{colour}]≥ {short_number(cell.lower_bound)}[/]"
-
-
-def _verdict(verdict: str, trials_needed: int) -> str:
-    words = f"[{_COLOURS[verdict]}]{verdict}[/]"
-    if verdict == "can't tell":
-        return f"{words}: needs {trials_needed:,} trials"
-    return words
+    measured = f"{_short(cell.mean)} ± {_short(cell.spread)}"
+    return f"{measured}\n[{colour}]≥ {_short(cell.lower_bound)}[/]"
 
 
 WORDS = {
@@ -178,8 +169,6 @@ WORDS = {
     "rdp": "Renyi, improved conversion",
     "pld": "loss distribution (tight)",
 }
-
-
 _READS = {
     0: "a client's updates, at the server",
     1: "a client's updates, at the client",
@@ -188,7 +177,7 @@ _READS = {
 
 
 def methods_table(
-    answers: "Account", stops: "Mapping[str, Stop]", target: float | None
+    answers: "Account", stops: Mapping[str, "Stop"], target: float | None
 ) -> Group:
     """Returns a line per method: epsilon, the delta it spends, where it stops."""
     table = Table(
@@ -252,20 +241,19 @@ def _view(view: "View") -> tuple[str, str]:
     shown, more = show(view.usual.epsilon), ""
     if view.high != view.usual:
         shown, more = f"{shown}–{show(view.high.epsilon)}", " (expected–95 %)"
-    releases, rounds = (
-        "–".join(
-            dict.fromkeys(
-                f"{getattr(seen, name):,}" for seen in (view.usual, view.high)
-            )
-        )
-        for name in ("releases", "participations")
-    )
+    usual, high = view.usual, view.high
+    releases = _from_to(usual.releases, high.releases)
+    rounds = _from_to(usual.participations, high.participations)
     how = f"{_READS[view.leakage]}: releases {releases}, rounds {rounds}{more}"
     return shown, f"{how}, q = {view.q:g}"
 
 
+def _from_to(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
 def sigmas_table(
-    found: "Mapping[str, float | str]",
+    found: Mapping[str, float | str],
     target: float,
     q: float,
     steps: int,

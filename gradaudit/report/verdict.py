@@ -63,6 +63,12 @@ def _verdict(
     }
 
 
+def successes(result: Plain) -> tuple[int, int]:
+    """Returns how many victims of an attack were rebuilt, and of how many."""
+    won = sum(draw["successes"] for draw in result["draws"])
+    return won, result["victims"]["asked"]
+
+
 def beats(successes: int, trials: int, guess: float) -> bool:
     """Returns whether so many successes show more than guessing (Clopper-Pearson).
 
@@ -78,10 +84,9 @@ def beats(successes: int, trials: int, guess: float) -> bool:
 def _of_attack(cell: Plain, result: Plain) -> Plain:
     if "determined" in result["metrics"]:
         return _of_unseen(cell, result)
-    asr, asked = result["metrics"]["asr"], result["victims"]["asked"]
+    asr, (won, asked) = result["metrics"]["asr"], successes(result)
     rate = {key: asr[key] for key in ("value", "low", "high", "interval")}
     guess = asr["guess"] or 0.0
-    won = sum(draw["successes"] for draw in result["draws"])
     bound = (result.get("certificate") or {}).get("value")
     iterations = result["metrics"]["iterations"]["cap"]
     members = result["about"].get("members")

@@ -29,7 +29,7 @@ from gradaudit.distinguish.line_up import (
 from gradaudit.errors import InputError
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.networks import build_model
-from gradaudit.report.tables_of_leakage import line_up_table
+from gradaudit.report.tables import line_up_table
 from gradaudit.spec import rebuild
 
 FACTS = {

@@ -22,7 +22,7 @@ from gradaudit.cli.app import app
 from gradaudit.data import CATALOGUE
 from gradaudit.defenses import PRESETS as DEFENSES
 from gradaudit.models.networks import MODELS
-from gradaudit.report.tables_of_leakage import attack_table
+from gradaudit.report.tables import attack_table
 
 TABLES = {
     "attacks": ATTACKS,

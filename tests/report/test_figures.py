@@ -11,7 +11,7 @@ import gradaudit as ga
 from gradaudit.federation.setting import Setting
 from gradaudit.federation.training import RoundRecord
 from gradaudit.privacy import gaussian
-from gradaudit.report import figures
+from gradaudit.report import figures, figures_of_privacy
 
 
 def record(number: int, accuracy: float | None = 0.5) -> RoundRecord:
@@ -93,5 +93,5 @@ def test_the_figure_of_an_ldp_audit_shows_what_is_proven():
 
 @pytest.mark.parametrize("name", ["plot", "plot.svg"])
 def test_a_plot_has_the_name_that_was_asked_for(name, tmp_path):
-    figures.plot_over_steps(tmp_path / name, gaussian(6.0, 0.01, 20), 1e-5)
+    figures_of_privacy.plot_over_steps(tmp_path / name, gaussian(6.0, 0.01, 20), 1e-5)
     assert [path.name for path in tmp_path.iterdir()] == [name]

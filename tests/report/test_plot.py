@@ -12,7 +12,7 @@ import gradaudit as ga
 from gradaudit.distinguish import Box
 from gradaudit.errors import InputError
 from gradaudit.report import drawing
-from gradaudit.report.figures_of_leakage import films
+from gradaudit.report.pictures import films
 from gradaudit.report.result import Result
 
 
