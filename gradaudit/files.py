@@ -14,9 +14,11 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, TypeVar, cast
 
 from gradaudit.errors import InputError
+
+Plain = TypeVar("Plain")  # data as JSON has it
 
 try:
     import fcntl
@@ -202,15 +204,16 @@ def read_json(path: pathlib.Path, what: str = "file") -> Any:
         raise InputError(f"the {what} {path} can't be read: {error}") from None
 
 
-def finite(value: Any) -> Any:
+def finite(value: Plain) -> Plain:
     """Returns the value with NaN and infinities as null, so that it is valid JSON."""
+    plain: Any = value
     if isinstance(value, Mapping):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        plain = {key: finite(entry) for key, entry in value.items()}
+    elif isinstance(value, (list, tuple)):
+        plain = [finite(entry) for entry in value]
+    elif isinstance(value, float) and not math.isfinite(value):
+        plain = None
+    return cast(Plain, plain)
 
 
 def digest(path: pathlib.Path) -> str:

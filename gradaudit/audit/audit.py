@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradaudit import files, machine
-from gradaudit.audit.audit_cells import DONE, INTERRUPTED, finished, lost, run_task
+from gradaudit.audit.audit_cells import DONE, INTERRUPTED, failed, finished, run_cell
 from gradaudit.audit.audit_document import assemble
 from gradaudit.audit.audit_gates import Gates
 from gradaudit.audit.audit_grid import Grid
@@ -132,18 +132,13 @@ def audit(
     folder = pathlib.Path(out or tempfile.mkdtemp(prefix="gradaudit-audit-"))
     with files.one_run_in(folder):
         _open(folder, spec, overwrite, extend)
-        document = _run(
-            grid, cells, folder, gates or Gates(), progress or _ignore, executor
-        )
+        tell = progress or (lambda *_: None)
+        document = _run(grid, cells, folder, gates or Gates(), tell, executor)
         result = AuditResult(document, folder, include_reconstructions)
         if out is None:  # it lives as long as its result
             weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
         result.save(folder)
     return result
-
-
-def _ignore(*_: Any) -> None:
-    return
 
 
 def _open(folder: pathlib.Path, spec: Spec, overwrite: bool, extend: bool) -> None:
@@ -175,23 +170,26 @@ def _run(
     environment, interrupted = machine.describe(), False
 
     def document() -> Plain:
-        whole: Plain = files.finite(
+        return files.finite(
             assemble(
-                grid, cells, outcomes, gates, environment=environment,
-                interrupted=interrupted, date=_today(),
+                grid,
+                cells,
+                outcomes,
+                gates,
+                environment=environment,
+                interrupted=interrupted,
+                date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             )
-        )  # fmt: skip
-        return whole
+        )
 
     files.write_json(folder / AUDIT, document())
-    work, begun = [], [cell for cell in cells if cell["same_as"] is None]
+    begun = [cell for cell in cells if cell["same_as"] is None]
     for cell in begun:
         outcome = finished(cell, folder / CELLS / cell["id"])
-        if outcome is None:
-            work.append(cell)
-        else:
+        if outcome is not None:
             outcomes[cell["id"]] = outcome
-    done = len(begun) - len(work)
+    work = [cell for cell in begun if cell["id"] not in outcomes]
+    done = len(outcomes)
     try:
         for cell, outcome in _outcomes(work, folder / CELLS, executor, tell, done):
             outcomes[cell["id"]] = outcome
@@ -206,7 +204,7 @@ def _outcomes(
     work: list[Plain], folder: pathlib.Path, executor: Executor, tell: Tell, done: int
 ) -> Iterator[tuple[Plain, Plain]]:
     """Runs cells wherever that is; yields each with its outcome as it comes."""
-    function = f"{run_task.__module__}:{run_task.__name__}"
+    function = f"{run_cell.__module__}:{run_cell.__name__}"
     tasks = [Task(c["name"], function, c, folder / c["id"]) for c in work]
     parts: dict[int, float] = {}  # of those that are running
 
@@ -220,9 +218,5 @@ def _outcomes(
         done += 1
         parts.pop(index, None)
         if isinstance(answer, LostProcess):
-            answer = lost(work[index], str(answer))
+            answer = failed(work[index], str(answer))
         yield work[index], answer
-
-
-def _today() -> str:
-    return datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -17,7 +17,7 @@ import re
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -33,16 +33,15 @@ from gradaudit.audit.mechanism_check import mechanism_check
 from gradaudit.audit.scenario import Simulated, one_round
 from gradaudit.audit.threat import Threat
 from gradaudit.audit.train import train
-from gradaudit.data import CATALOGUE, Dataset, load_dataset
+from gradaudit.data import CATALOGUE, load_dataset
 from gradaudit.defenses import none
 from gradaudit.defenses import parse as parse_defense
-from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish import mechanism_audit
 from gradaudit.errors import InputError
 from gradaudit.executors import Interrupted
 from gradaudit.models.adapters import model_for
-from gradaudit.models.model import Model
 from gradaudit.privacy.statement import epsilon, privacy_as_plain
+from gradaudit.report.result import Result
 from gradaudit.spec import Spec
 from gradaudit.types import Leakage
 
@@ -123,32 +122,28 @@ def with_equals(found: Iterable[tuple[Plain, Reads]]) -> list[Plain]:
 
 
 def run_cell(
-    cell: Plain, folder: pathlib.Path | str, progress: Tell | None = None
+    cell: Plain, folder: pathlib.Path | str, tell: Tell = lambda done, total: None
 ) -> Plain:
     """Runs one cell in its folder, or returns what is there already.
 
-    Returns `{"id", "status", "error", "seconds", "result"}`: status is `done`, `failed`
-    (in words in `error`, a traceback of ours in error.txt) or `interrupted` (Ctrl-C;
-    `result` has what there is). Only what is done is kept as finished.
+    Returns `{"id", "status", "error", "seconds", "result"}`: status is `done` or
+    `failed` (in words in `error`, a traceback of ours in error.txt). What Ctrl-C
+    interrupts is raised (`Interrupted`), with what there is. Only what is done is kept
+    as finished.
     """
     target = pathlib.Path(folder)
     try:
         with files.one_run_in(target):
-            return _run(cell, target, progress or _ignore)
+            outcome = _run(cell, target, tell)
     except InputError as problem:  # the folder itself can't be used
-        return _outcome(cell, FAILED, str(problem), 0.0, None)
-
-
-def run_task(cell: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
-    """`run_cell` for an executor: what was interrupted is raised, with its part."""
-    outcome = run_cell(cell, folder, tell)
+        return failed(cell, str(problem))
     if outcome["status"] == INTERRUPTED:
         raise Interrupted(outcome)
     return outcome
 
 
-def lost(cell: Plain, words: str) -> Plain:
-    """Returns the outcome of a cell whose workers died."""
+def failed(cell: Plain, words: str) -> Plain:
+    """Returns the outcome of a cell that could not be begun, or whose workers died."""
     return _outcome(cell, FAILED, words, 0.0, None)
 
 
@@ -189,7 +184,7 @@ def _run(cell: Plain, target: pathlib.Path, tell: Tell) -> Plain:
 def _outcome(
     cell: Plain, status: str, error: str | None, seconds: float, result: Plain | None
 ) -> Plain:
-    said: Plain = files.finite(
+    return files.finite(
         {
             "id": cell["id"],
             "status": status,
@@ -198,7 +193,6 @@ def _outcome(
             "result": result,
         }
     )
-    return said
 
 
 def _empty(folder: pathlib.Path) -> None:
@@ -207,10 +201,6 @@ def _empty(folder: pathlib.Path) -> None:
             shutil.rmtree(entry)
         elif entry.name != files.LOCK:
             entry.unlink()
-
-
-def _ignore(done: int, total: int) -> None:
-    del done, total
 
 
 def _fingerprint(cell: Plain) -> str:
@@ -245,11 +235,15 @@ def _in_words(problem: Exception, folder: pathlib.Path) -> str:
     return f"{said} (the traceback is in {ERROR} of its folder)"
 
 
+def _saved(result: Result, folder: pathlib.Path) -> Plain:
+    result.save(folder)
+    return result.to_dict()
+
+
 def _attack(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
     # Line-ups are cells of their own.
     result = attack(**arguments, line_ups=0, keep=folder, progress=tell)
-    result.save(folder)
-    report = result.to_dict()
+    report = _saved(result, folder)
     bounds = report["certificate"]
     return report | {"certificate": bounds and bounds["reconstruction"]}
 
@@ -259,30 +253,24 @@ def _attack_captured(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plai
     known = arguments["truth"] is not None
     keep = folder if known else None
     result = attack_captured(**arguments, pictures=known, keep=keep, progress=tell)
-    result.save(folder)
     # A certificate would rest on what somebody else claims of the noise.
-    return result.to_dict() | {"certificate": None}
+    return _saved(result, folder) | {"certificate": None}
 
 
 def _check_captured(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
     del tell
-    result = mechanism_check(**arguments)
-    result.save(folder)
-    return result.to_dict()
+    return _saved(mechanism_check(**arguments), folder)
 
 
 def _line_up(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
-    result = line_up(**arguments, progress=tell)
-    result.save(folder)
-    return result.to_dict()
+    return _saved(line_up(**arguments, progress=tell), folder)
 
 
 def _mechanism(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
-    result = mechanism_audit(
+    tested = mechanism_audit(
         **arguments, progress=lambda label, done, total: tell(done, total)
     )
-    result.save(folder)
-    return result.to_dict()
+    return _saved(tested, folder)
 
 
 def _accounting(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
@@ -300,8 +288,41 @@ def _accounting(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
 
 
 def _norms(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
+    """Returns the L2 norms of what the same victims send without and with a defense.
+
+    On the scale of gradients, untrained networks. A row for each place that is read.
+    """
     del folder, tell
-    return {"norms": gradient_norms(**arguments)}
+    data = load_dataset(arguments["dataset"])
+    guard = parse_defense(arguments["defense"])
+    net = model_for(arguments["model"], data.shape, data.classes)
+    key, _ = jax.random.split(jax.random.key(arguments["seed"]))
+    rows = []
+    for leakage in map(Leakage, arguments["types"]):
+        batch = 1 if leakage is Leakage.EXAMPLE else arguments["batch_size"] or 3
+        setting = one_round(arguments["victims"], batch, arguments["local_steps"])
+        threat, draws = Threat("curious", leakage), arguments["draws"]
+        before, after = (
+            _norms_of(
+                Simulated.drawn(key, net, data, each, threat, setting, draws=draws)
+            ).tolist()
+            for each in (none(), guard)
+        )
+        rows.append({"type": int(leakage), "before": before, "after": after})
+    return {"norms": rows}
+
+
+def _norms_of(scenario: Simulated) -> NDArray[np.float64]:
+    """Returns each victim's norm, (victims,)."""
+    found = []
+    for group in scenario.groups():
+        observed = group.victims.observe(np.arange(len(group.ids)))
+        squares = [
+            np.square(np.asarray(leaf, np.float64)).reshape(len(leaf), -1).sum(axis=1)
+            for leaf in jax.tree.leaves(observed.gradient)
+        ]
+        found.append(np.sqrt(sum(squares)))
+    return np.concatenate(found)
 
 
 def _training(arguments: Plain, folder: pathlib.Path, tell: Tell) -> Plain:
@@ -324,55 +345,3 @@ _COMMANDS: dict[str, Callable[[Plain, pathlib.Path, Tell], Plain]] = {
     "norms": _norms,
     "train": _training,
 }
-
-
-def gradient_norms(
-    types: Sequence[int],
-    defense: str | Defense,
-    dataset: str | Dataset,
-    model: str | Model | None = None,
-    victims: int = 8,
-    draws: int = 4,
-    batch_size: int | None = None,
-    local_steps: int = 1,
-    seed: int = 0,
-) -> list[dict[str, Any]]:
-    """Returns the L2 norms of what the same victims send without and with a defense.
-
-    On the scale of gradients, untrained networks. A row for each place that is read.
-    """
-    data, guard = load_dataset(dataset), parse_defense(defense)
-    net = model_for(model, data.shape, data.classes)
-    key, _ = jax.random.split(jax.random.key(seed))
-    rows = []
-    for leakage in map(Leakage, types):
-        batch = 1 if leakage is Leakage.EXAMPLE else batch_size or 3
-        threat = Threat("curious", leakage)
-        setting = one_round(victims, batch, local_steps)
-        before, after = (
-            _norms_of(
-                Simulated.drawn(key, net, data, each, threat, setting, draws=draws)
-            )
-            for each in (none(), guard)
-        )
-        rows.append(
-            {
-                "type": int(leakage),
-                "before": before.tolist(),
-                "after": after.tolist(),
-            }
-        )
-    return rows
-
-
-def _norms_of(scenario: Simulated) -> NDArray[np.float64]:
-    """Returns each victim's norm, (victims,)."""
-    found = []
-    for group in scenario.groups():
-        observed = group.victims.observe(np.arange(len(group.ids)))
-        squares = [
-            np.square(np.asarray(leaf, np.float64)).reshape(len(leaf), -1).sum(axis=1)
-            for leaf in jax.tree.leaves(observed.gradient)
-        ]
-        found.append(np.sqrt(sum(squares)))
-    return np.concatenate(found)

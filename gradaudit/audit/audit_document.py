@@ -16,6 +16,7 @@ from gradaudit.types import Knowledge, Leakage
 Plain = dict[str, Any]
 Outcomes = Mapping[str, Plain]  # by the cell's id
 
+_NOT_RUN = {"status": MISSING, "error": None, "result": None, "seconds": 0.0}
 _GENERAL = (
     "A failed attack is no proof of privacy: a stronger one may exist. Only a "
     "certificate speaks of every adversary, and it rests on the noise being what the "
@@ -35,16 +36,22 @@ def assemble(
     date: str,
 ) -> Plain:
     """Returns audit.json; what was not run is in it as missing."""
-    rows = {kind: _rows(cells, outcomes, kind) for kind in _SHORT}
-    claims = {
-        guard.text: _claims(guard, rows["accounting"], rows["mechanism"])
-        for guard in grid.guards
-    }
+    ended = [(c, outcomes.get(c["same_as"] or c["id"], _NOT_RUN)) for c in cells]
+    claims = {guard.text: _claims(guard, ended) for guard in grid.guards}
     attacked = [
-        _cell(grid, cell, outcomes.get(cell["same_as"] or cell["id"]), claims)
-        for cell in cells
+        _cell(grid, cell, outcome, claims)
+        for cell, outcome in ended
         if cell["kind"] in ("attack", "line-up")
     ]
+    others = {
+        kind: [short(c, outcome) for c, outcome in ended if c["kind"] == kind]
+        for kind, short in _SHORT.items()
+    }
+    if interrupted:
+        status = INTERRUPTED
+    else:
+        done = all(outcome["status"] == DONE for _, outcome in ended)
+        status = DONE if done else "unfinished"
     said = [
         {"defense": guard.text, "sentence": sentence}
         for guard in grid.guards
@@ -53,58 +60,29 @@ def assemble(
     document: Plain = {
         "schema_version": SCHEMA_VERSION,
         "kind": "audit",
-        "title": grid.plan.title or _title(grid),
+        "title": grid.plan.title
+        or f"Audit of {', '.join(data.text for data in grid.data)}",
         "spec": grid.plan.spec().plain(),
         "environment": environment,
-        "status": _status(cells, outcomes, interrupted),
+        "status": status,
         "date": date,
         "headline": headline(attacked, said),
         "places": places(attacked),
         "cells": attacked,
-        **{kind: [short(*row) for row in rows[kind]] for kind, short in _SHORT.items()},
+        **others,
         "limitations": _limitations(grid, attacked),
         "timing": {"total_s": sum(outcome["seconds"] for outcome in outcomes.values())},
     }
     return document | {"gates": gates.judge(document)}
 
 
-def _title(grid: Grid | CapturedGrid) -> str:
-    return f"Audit of {', '.join(data.text for data in grid.data)}"
-
-
-def _status(cells: Sequence[Plain], outcomes: Outcomes, interrupted: bool) -> str:
-    if interrupted:
-        return INTERRUPTED
-    ends = {
-        outcomes.get(c["same_as"] or c["id"], {"status": MISSING})["status"]
-        for c in cells
-    }
-    return DONE if ends <= {DONE} else "unfinished"
-
-
-def _rows(
-    cells: Sequence[Plain], outcomes: Outcomes, kind: str
-) -> list[tuple[Plain, Plain]]:
-    nothing = {"status": MISSING, "error": None, "result": None, "seconds": 0.0}
-    return [
-        (cell, dict(outcomes.get(cell["id"], nothing)))
-        for cell in cells
-        if cell["kind"] == kind
-    ]
-
-
-def _claims(
-    guard: Guard | Run,
-    accounting: Sequence[tuple[Plain, Plain]],
-    mechanisms: Sequence[tuple[Plain, Plain]],
-) -> list[str]:
+def _claims(guard: Guard | Run, ended: Sequence[tuple[Plain, Plain]]) -> list[str]:
     """Returns what one defense claims that does not hold, over all data sets."""
     found: list[str] = []
-    for cell, outcome in accounting:
-        if cell["defense"] == guard.text:
+    for cell, outcome in ended:
+        if cell["defense"] == guard.text and cell["kind"] == "accounting":
             found += claims_of(guard.text, outcome["result"], None)
-    for cell, outcome in mechanisms:
-        if cell["defense"] == guard.text:
+        if cell["defense"] == guard.text and cell["kind"] == "mechanism":
             found += claims_of(guard.text, None, outcome["result"])
     return list(dict.fromkeys(found))
 
@@ -112,12 +90,12 @@ def _claims(
 def _cell(
     grid: Grid | CapturedGrid,
     cell: Plain,
-    outcome: Plain | None,
+    outcome: Plain,
     claims: Mapping[str, list[str]],
 ) -> Plain:
     guard = next(g for g in grid.guards if g.text == cell["defense"])
     data = next(d for d in grid.data if d.text == cell["dataset"])
-    result = (outcome or {}).get("result") or {}
+    result = outcome["result"] or {}
     is_attack = cell["kind"] == "attack"
     line_ups = [] if is_attack else result.get("metrics", {}).get("cells", [])
     bound = result.get("certificate") if is_attack else None
@@ -127,7 +105,6 @@ def _cell(
     if bound and silent and cell["same_as"] and isinstance(guard, Guard):
         bound = bound | {"reason": _reason(guard, cell["type"], bound["reason"])}
     scored = is_attack and "asr" in result.get("metrics", {})
-    status = (outcome or {"status": MISSING})["status"]
     return {
         "id": cell["id"],
         "name": cell["name"],
@@ -149,20 +126,18 @@ def _cell(
             "restarts": result.get("about", {}).get("restarts"),
         },
         "seed": grid.plan.seed,
-        "status": status,
+        "status": outcome["status"],
         "victims": result.get("victims"),
         "draws": result.get("draws", []),
         "metrics": result["metrics"] if scored else None,
         "line_ups": line_ups,
         "certificate": bound,
         "verdict": verdict_of(cell, outcome),
-        "error": (outcome or {}).get("error"),
+        "error": outcome["error"],
         "same_as": cell["same_as"],
         "folder": f"cells/{cell['same_as'] or cell['id']}",
         "limitations": list(result.get("limitations", [])),
-        "timing": {
-            "total_s": 0.0 if cell["same_as"] else (outcome or {}).get("seconds", 0.0)
-        },
+        "timing": {"total_s": 0.0 if cell["same_as"] else outcome["seconds"]},
     }
 
 

@@ -16,23 +16,16 @@ HELD, BROKEN, UNCLEAR = (each.value for each in Verdict)
 
 @dataclasses.dataclass(frozen=True)
 class Gates:
-    """What must hold for the program to end with 0; None or False: no such gate.
+    """What must hold for the program to end with 0; None or False: no such gate."""
 
-    Attributes:
-      max_asr: no attack may rebuild more of its victims; by the 95 % interval, or by a
-        certificate.
-      max_line_up: nobody may pick the victim more often, with the first number of
-        looks; likewise.
-      min_rmse: no victim that was attacked may be rebuilt better than this.
-      max_epsilon: of what is really released, for every defense.
-      require_certificate: every cell needs a bound for anybody: below `max_asr` or
-        `max_line_up` where they are given, else below a half.
-    """
-
+    # No attack may rebuild more of its victims, and nobody pick the victim more often
+    # with the first number of looks: by the 95 % interval, or by a certificate.
     max_asr: float | None = None
     max_line_up: float | None = None
-    min_rmse: float | None = None
-    max_epsilon: float | None = None
+    min_rmse: float | None = None  # no victim that was attacked may be rebuilt better
+    max_epsilon: float | None = None  # of what is really released, for every defense
+    # Every cell needs a bound for anybody: below `max_asr` or `max_line_up` where they
+    # are given, else below a half.
     require_certificate: bool = False
 
     def __post_init__(self) -> None:

@@ -38,65 +38,39 @@ DEFENSES = ("none", "prune:ratio=0.6,at=per_example", "fed-sdp", "fed-cdp")
 
 @dataclasses.dataclass(frozen=True)
 class AuditPlan:
-    """What an audit is asked for; everything has a default.
+    """What an audit is asked for; everything has a default."""
 
-    Attributes:
-      title: of the page.
-      captured: a folder of updates that your own system recorded, or of such folders,
-        one for each of its runs: they are audited instead of simulated ones.
-      truth: with `captured`, the clients' examples (see `attack_captured`); a folder
-        may have folders named like the runs.
-      datasets: whose examples are attacked: names, or paths of your own files.
-      model: a model or its name; by default `cpl` for images and `mlp` for tables.
-      defenses: each is a column of the grid.
-      types: the places that are read.
-      threats: what the adversary knows: curious, aware, informed,
-        malicious.
-      attacks: which attacks are run; by default the strongest one of each threat.
-      victims: of each cell.
-      draws: networks of each cell; 4 by default if they are untrained.
-      batch_size: of types 0 and 1; 3 by default.
-      local_steps: of a client's round.
-      round: rounds of training before the one that is read.
-      iterations: the attacks' budget; their own by default.
-      restarts: independent starts.
-      success_rmse: at or below which a victim counts as rebuilt.
-      candidates: of a line-up.
-      looks: readings of one victim in a line-up; the first decides the verdict.
-      line_ups: that are played for each cell.
-      mechanism_trials: of the test whether the noise is on; 0 leaves it out.
-      setting: the federation that is accounted for; the data set's published one by
-        default, or that of the papers' MNIST.
-      delta: of the privacy claim.
-      train_rounds: rounds of a training under each defense, for accuracy; 0: none.
-      seed: everything random follows from it.
-    """
-
-    title: str = ""
+    title: str = ""  # of the page
+    # A folder of updates that your own system recorded, or of such folders, one for
+    # each of its runs: they are audited instead of simulated ones.
     captured: str | None = None
+    # With `captured`, the clients' examples (see `attack_captured`); a folder may have
+    # folders named like the runs.
     truth: str | None = None
-    datasets: tuple[str | Dataset, ...] = ("lfw-patches",)
-    model: str | Model | None = None
-    defenses: tuple[str | Defense, ...] = DEFENSES
-    types: tuple[int, ...] = (2, 1, 0)
-    threats: tuple[str, ...] = ("curious", "aware", "informed")
-    attacks: tuple[str | Attack, ...] = ()
-    victims: int = 6
-    draws: int | None = None
-    batch_size: int | None = None
-    local_steps: int = 1
-    round: int = 0
-    iterations: int | None = None
-    restarts: int | None = None
-    success_rmse: float = 0.1
-    candidates: int = 10
-    looks: tuple[int, ...] = (1, 5, 20)
-    line_ups: int = 200
-    mechanism_trials: int = 20_000
+    datasets: tuple[str | Dataset, ...] = ("lfw-patches",)  # names, or your own files
+    model: str | Model | None = None  # by default `cpl` for images, `mlp` for tables
+    defenses: tuple[str | Defense, ...] = DEFENSES  # each is a column of the grid
+    types: tuple[int, ...] = (2, 1, 0)  # the places that are read
+    threats: tuple[str, ...] = ("curious", "aware", "informed")  # what is known
+    attacks: tuple[str | Attack, ...] = ()  # by default each threat's strongest one
+    victims: int = 6  # of each cell
+    draws: int | None = None  # networks of each cell; by default 4 if untrained
+    batch_size: int | None = None  # of types 0 and 1; 3 by default
+    local_steps: int = 1  # of a client's round
+    round: int = 0  # rounds of training before the one that is read
+    iterations: int | None = None  # the attacks' budget; their own by default
+    restarts: int | None = None  # independent starts
+    success_rmse: float = 0.1  # at or below which a victim counts as rebuilt
+    candidates: int = 10  # of a line-up
+    looks: tuple[int, ...] = (1, 5, 20)  # in a line-up; the first decides the verdict
+    line_ups: int = 200  # that are played for each cell
+    mechanism_trials: int = 20_000  # of the test whether the noise is on; 0: no test
+    # The federation that is accounted for; by default the data set's published one, or
+    # that of the papers' MNIST.
     setting: Setting | None = None
-    delta: float = 1e-5
-    train_rounds: int = 0
-    seed: int = 0
+    delta: float = 1e-5  # of the privacy claim
+    train_rounds: int = 0  # of a training under each defense, for accuracy; 0: none
+    seed: int = 0  # everything random follows from it
 
     def __post_init__(self) -> None:
         if self.truth is not None and self.captured is None:

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,8 @@ from gradaudit.audit.attack import chosen_attack
 from gradaudit.audit.attack_result import AttackResult
 from gradaudit.audit.attack_run import Attacking, Run, Tell
 from gradaudit.audit.captured_files import Capture, find, read_capture
-from gradaudit.audit.captured_line_up import line_up_of, pick
-from gradaudit.audit.captured_result import Answer, UnseenResult, weigh
+from gradaudit.audit.captured_line_up import Picked, line_up_of, pick
+from gradaudit.audit.captured_result import NO_TRUTH, Answer, UnseenResult, weigh
 from gradaudit.audit.captured_scenario import UNKNOWN, Captured, private_data, truths_of
 from gradaudit.audit.mechanism_check import mechanism_check
 from gradaudit.audit.resume import Kept
@@ -33,7 +33,7 @@ from gradaudit.models.model import Model
 from gradaudit.record import PLACES
 from gradaudit.report.result import claim
 from gradaudit.spec import Spec
-from gradaudit.types import Key, Knowledge, Leakage, Reconstruction
+from gradaudit.types import Key, Knowledge, Leakage
 
 STARTS = 4  # of each victim, unless it is said
 _NO_NUMBERS = ("slots", "progress", "keep", "overwrite", "pictures")
@@ -61,7 +61,7 @@ def attack_captured(
     progress: Tell | None = None,
     keep: str | pathlib.Path | None = None,
     overwrite: bool = False,
-) -> "AttackResult | UnseenResult":
+) -> AttackResult | UnseenResult:
     """Attacks captured updates; with the truth, scores what was rebuilt.
 
     Args:
@@ -93,32 +93,45 @@ def attack_captured(
     machine.configure()
     began = time.perf_counter()
     run, scenario = _built(**asked)
-    guard, net, told = run.defense, run.model, truth is not None
     spec = Spec.of("attack-captured", **asked)
-    if keep is not None and not told:
-        claim(pathlib.Path(keep), spec, overwrite)
-    key = jax.random.split(jax.random.key(seed))[1]
-    people = None if candidates is None else private_data(candidates, net)
-    if told:
-        scored = _scored(run, spec, slots, progress, keep, overwrite, began)
-        beside = {"mechanism": _mechanism(run.about["captured"])}
+    people = None if candidates is None else private_data(candidates, run.model)
+
+    def picked(victims: Iterable[int]) -> tuple[Picked, ...]:
+        if people is None:
+            return ()
+        seen = [scenario.observations[victim] for victim in victims]
+        return tuple(pick(run.model, each, people, run.defense) for each in seen)
+
+    if truth is not None:
+        kept = Kept(keep)
+        with kept.open(spec, run.scenario, slots, overwrite):
+            scored = Attacking(run, spec, kept, slots, progress, began).result()
+        beside = scored.beside | {"mechanism": _mechanism(str(captured))}
         if people is not None:
-            everybody = [
-                pick(net, seen, people, guard) for seen in scenario.observations
-            ]
-            beside["line_up"] = line_up_of(everybody)
-        return dataclasses.replace(
-            scored, withheld=not pictures, beside={**scored.beside, **beside}
-        )
+            beside["line_up"] = line_up_of(picked(range(scenario.count)))
+        return dataclasses.replace(scored, withheld=not pictures, beside=beside)
+    if keep is not None:
+        claim(pathlib.Path(keep), spec, overwrite)
     starts = STARTS if restarts is None else restarts
     at_least(1, restarts=starts)
-    run.about["restarts"] = starts
-    unseen = _unseen(run, scenario, spec, key, starts, slots, progress, pictures, began)
-    if people is None:
-        return unseen
-    seen = [scenario.observations[a.weighed.victim] for a in unseen.answers]
-    picked = tuple(pick(net, observation, people, guard) for observation in seen)
-    return dataclasses.replace(unseen, picked=picked)
+    notes = remarks(run.attack, run.defense, run.threat)
+    key = jax.random.split(jax.random.key(seed))[1]
+    answers, interrupted = _answers(run, scenario, key, starts, slots, progress)
+    seconds = time.perf_counter() - began
+    return UnseenResult(
+        spec=spec,
+        about=run.about | {"restarts": starts},
+        threat=run.threat.to_dict(run.attack),
+        environment=machine.describe(),
+        answers=answers,
+        picked=picked(answer.weighed.victim for answer in answers),
+        asked=scenario.count,
+        mechanism=_mechanism(str(captured)),
+        timing={"total_s": seconds},
+        limitations=(*notes, NO_TRUTH),
+        pictures=pictures,
+        interrupted=interrupted,
+    )
 
 
 def _built(
@@ -142,11 +155,7 @@ def _built(
     check_seed(seed)
     captures = _captures(pathlib.Path(captured), place, victims, given)
     leakage = Leakage(PLACES[captures[0].facts.place])
-    net = (
-        model
-        if isinstance(model, Model)
-        else _model(model, captures, truth, candidates)
-    )
+    net = _model(model, captures, truth, candidates)
     guard = parse_defense(defense)
     adversary = Threat.parse(threat, leakage)
     truths = [] if truth is None else truths_of(captures, pathlib.Path(truth), net)
@@ -177,7 +186,7 @@ def _built(
 
 
 def _model(
-    name: str,
+    name: str | Model,
     captures: Sequence[Capture],
     truth: str | pathlib.Path | None,
     candidates: str | pathlib.Path | None,
@@ -186,7 +195,7 @@ def _model(
     given = [pathlib.Path(path) for path in (truth, candidates) if path is not None]
     found = [file for path in given for file in (path, *sorted(path.glob("*.npz")))]
     data = next((file for file in found if file.is_file()), None)
-    if is_file(name) or data is None:
+    if isinstance(name, Model) or is_file(name) or data is None:
         return model_for(name)
     # Our networks end in a layer of this name; the data may lack the last classes.
     output = captures[0].received.get("output/bias")
@@ -217,35 +226,19 @@ def _captures(
     return [capture.knowing(**given) for capture in there[:victims]]
 
 
-def _scored(
-    run: Run,
-    spec: Spec,
-    slots: int | None,
-    progress: Tell | None,
-    keep: str | pathlib.Path | None,
-    overwrite: bool,
-    began: float,
-) -> AttackResult:
-    """Runs with the truth in the evaluator's hand, as a simulated attack does."""
-    kept = Kept(keep)
-    with kept.open(spec, run.scenario, slots, overwrite):
-        return Attacking(run, spec, kept, slots, progress, began).result()
-
-
-def _unseen(
+def _answers(
     run: Run,
     scenario: Captured,
-    spec: Spec,
     key: Key,
     starts: int,
     slots: int | None,
     progress: Tell | None,
-    pictures: bool,
-    began: float,
-) -> UnseenResult:
-    """Runs without a truth: every start is handed in, and they are compared."""
-    notes = remarks(run.attack, run.defense, run.threat)
-    answers: list[Answer] = []
+) -> tuple[tuple[Answer, ...], bool]:
+    """Attacks without a truth: every start is handed in, and they are compared.
+
+    Returns the answers of the updates that were begun, and whether Ctrl-C came.
+    """
+    answers: dict[int, Answer] = {}
     interrupted, done, total = False, 0, scenario.count * starts
     for number, group in enumerate(scenario.groups(starts)):
         begun = _Begun(run.attack.trials, total, done, progress)
@@ -262,81 +255,55 @@ def _unseen(
         interrupted |= is_cut_short(found)
         done += len(group.ids)
         for first in range(0, len(group.ids), starts):
-            rows = np.arange(first, first + starts)
-            answer = _answer(
-                run, scenario, int(group.ids[first]) // starts, begun, rows, found
+            victim, rows = int(group.ids[first]) // starts, np.arange(starts) + first
+            answer = weigh(
+                victim,
+                scenario.captures[victim],
+                run.model,
+                scenario.observations[victim],
+                begun.of(rows, found.inputs.shape[1:]),
+                found.take(rows),
+                run.about["success_rmse"],
             )
-            answers += [answer] if answer is not None else []
+            if answer is not None:
+                answers[victim] = answer
         if interrupted:
             break
     if not answers:
         raise KeyboardInterrupt("interrupted before the first update was attacked")
-    seconds = time.perf_counter() - began
-    return UnseenResult(
-        spec=spec,
-        about=run.about,
-        threat=run.threat.to_dict(run.attack),
-        environment=machine.describe(),
-        answers=tuple(sorted(answers, key=lambda answer: answer.weighed.victim)),
-        picked=(),
-        asked=scenario.count,
-        mechanism=_mechanism(run.about["captured"]),
-        timing={"total_s": seconds},
-        limitations=tuple(notes),
-        pictures=pictures,
-        interrupted=interrupted,
-    )
+    return tuple(answers[victim] for victim in sorted(answers)), interrupted
 
 
-def _answer(
-    run: Run,
-    scenario: Captured,
-    victim: int,
-    begun: "_Begun",
-    rows: NDArray[np.int64],
-    found: Reconstruction,
-) -> Answer | None:
-    capture = scenario.captures[victim]
-    number, client = capture.identity
-    about = {"folder": capture.folder.name, "round": number, "client": client}
-    return weigh(
-        victim, about, run.model, scenario.observations[victim],
-        begun.of(rows, found.inputs.shape[1:]), found.take(rows),
-        run.about["success_rmse"],
-    )  # fmt: skip
-
-
+@dataclasses.dataclass
 class _Begun:
     """Is a Watcher: takes note of where every start began, and tells progress."""
 
-    def __init__(
-        self, restarts: int, total: int, done: int, progress: Tell | None
-    ) -> None:
-        self._restarts, self._total, self._done = restarts, total, done
-        self._progress = progress
-        self._first: dict[int, NDArray[np.float32]] = {}
+    restarts: int
+    total: int
+    done: int
+    progress: Tell | None
+    first: dict[int, NDArray[np.float32]] = dataclasses.field(default_factory=dict)
 
     def watch(self, snapshot: Snapshot) -> None:
         """Keeps the first iterate of each victim that is new."""
         for slot in np.flatnonzero(snapshot.trials >= 0):
-            victim = int(snapshot.trials[slot]) // self._restarts
-            if victim not in self._first:
-                self._first[victim] = np.asarray(snapshot.current[0, slot])
-        if self._progress is not None:
-            ended = snapshot.finished // self._restarts
-            self._progress(self._done + ended, self._total)
+            victim = int(snapshot.trials[slot]) // self.restarts
+            if victim not in self.first:
+                self.first[victim] = np.asarray(snapshot.current[0, slot])
+        if self.progress is not None:
+            ended = snapshot.finished // self.restarts
+            self.progress(self.done + ended, self.total)
 
     def of(self, rows: NDArray[np.int64], shape: Sequence[int]) -> NDArray[np.float32]:
         """Returns where these began, NaN where nobody looked."""
         blank = np.full(tuple(shape), np.nan, np.float32)
-        return np.stack([self._first.get(int(row), blank) for row in rows])
+        return np.stack([self.first.get(int(row), blank) for row in rows])
 
 
 def _mechanism(folder: str) -> dict[str, Any] | None:
     """Returns what the captured updates say of the noise, if anything is claimed."""
     try:
-        found = mechanism_check(folder).to_dict()["metrics"]
+        found: dict[str, Any] = mechanism_check(folder).to_dict()["metrics"]
     except InputError:  # several claims, say: `captured check` gives the words
         return None
-    checked: dict[str, Any] = found
-    return checked if checked["pairs"] or checked["findings"] else None
+    return found if found["pairs"] or found["findings"] else None

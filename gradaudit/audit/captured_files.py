@@ -29,9 +29,9 @@ MOST_BYTES = 4 << 30  # a file, and what it decodes to
 _MOST_AXES = 32
 _DEEPEST = 3  # folders in which recordings are looked for
 _SHOWN = 5  # names of tensors in a message
-# Of format 1, which had types and no places.
 Arrays = dict[str, NDArray[Any]]
 
+# Of format 1, which had types and no places.
 _PLACE_OF_TYPE = {2: "example", 1: "wire", 0: "server"}
 
 
@@ -55,7 +55,8 @@ class Capture:
         if self.facts.sent != "weights":
             return self.sent
         return {
-            name: _difference(array, self.received[name])
+            # In double precision: the subtraction itself adds no rounding.
+            name: np.subtract(array, self.received[name], dtype=np.float64).astype("f4")
             for name, array in self.sent.items()
             if name in self.received and array.dtype.kind == "f"
         }
@@ -246,12 +247,6 @@ def content_digest(captures: list[Capture]) -> str:
     return whole.hexdigest()
 
 
-def _difference(after: NDArray[Any], before: NDArray[Any]) -> NDArray[np.float32]:
-    # In double precision: the subtraction itself adds no rounding.
-    exact = after.astype(np.float64) - before.astype(np.float64)
-    return exact.astype(np.float32)
-
-
 def listed(names: Collection[str]) -> str:
     """Returns some of these names, for a message."""
     shown = ", ".join(sorted(names)[:_SHOWN]) or "none"
@@ -356,15 +351,13 @@ def _read_pt(path: pathlib.Path) -> Arrays:
         raise InputError(
             f"{path} must hold a state_dict: names and tensors, nothing else"
         )
-    return {name: _of_torch(tensor) for name, tensor in loaded.items()}
-
-
-def _of_torch(tensor: Any) -> NDArray[Any]:
-    whole = tensor.detach()
-    array: NDArray[Any] = (
-        whole.float() if whole.is_floating_point() else whole
-    ).numpy()
-    return array
+    # numpy has no bfloat16.
+    return {
+        name: (tensor.float() if tensor.is_floating_point() else tensor)
+        .detach()
+        .numpy()
+        for name, tensor in loaded.items()
+    }
 
 
 _READERS: dict[str, Callable[[pathlib.Path], Arrays]] = {

@@ -26,7 +26,7 @@ from gradaudit.audit.audit_grid import (
 from gradaudit.audit.audit_plan import AuditPlan
 from gradaudit.audit.captured_files import find, read_capture
 from gradaudit.audit.captured_scenario import UNKNOWN
-from gradaudit.audit.mechanism_check import Claim
+from gradaudit.audit.mechanism_check import Claim, claimed
 from gradaudit.audit.threat import Threat
 from gradaudit.defenses.clipping import Clip, Scope
 from gradaudit.defenses.noise import plain_gaussian, plain_laplace
@@ -77,13 +77,10 @@ class Run:
         if claim.get("sensitivity") and claim.get("epsilon"):
             noise = Claim.of({**claim, "clip": claim["sensitivity"]}).noise_std
         parts: list[Any] = [Clip(Constant(clip), Scope.GLOBAL)] if clip else []
-        if noise:
-            laplace = said.law == "laplace"
-            parts += [
-                plain_laplace(noise / math.sqrt(2))
-                if laplace
-                else plain_gaussian(noise)
-            ]
+        if noise and said.law == "laplace":
+            parts.append(plain_laplace(noise / math.sqrt(2)))
+        elif noise:
+            parts.append(plain_gaussian(noise))
         return defend(self.name, update=tuple(parts)) if parts else None
 
 
@@ -236,18 +233,12 @@ def _run(name: str, folder: pathlib.Path, control: bool) -> Run:
     places = {capture.facts.place for capture in captures}
     # Whoever reads what was sent does not see it before the defense.
     read = [place for place in PLACES if place in places - {"raw"}] or ["raw"]
-    claims = [dict(c.facts.claim) for c in captures if c.facts.claim]
-    if not all(claim == claims[0] for claim in claims):
-        raise InputError(
-            f"the updates in {folder} make different claims: give each a folder of its "
-            "own"
-        )
     sent = [capture.facts for capture in captures if capture.facts.place != "raw"]
     counted = sent or [capture.facts for capture in captures]
     return Run(
         text=name,
         folder=folder,
-        claim=claims[0] if claims else None,
+        claim=claimed(captures),
         places=tuple(read),
         updates=sum((f.batch_size or 1) * (f.local_steps or 1) for f in counted),
         control=control,

@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from gradaudit import files, machine, tree
+from gradaudit import machine, tree
 from gradaudit.attacks.objective import guessed_gradient
 from gradaudit.audit.captured_files import read_capture
 from gradaudit.audit.captured_scenario import observation_of
+from gradaudit.audit.scenario import one_round
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish.line_up import scores_of, told
 from gradaudit.errors import InputError
 from gradaudit.federation.population import Population
-from gradaudit.federation.setting import Setting
 from gradaudit.models.adapters import model_for
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.privacy.certificate import Certificate, certificate
 from gradaudit.privacy.plan import PrivacyPlan
-from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.report.result import RunResult
 from gradaudit.spec import Spec
 from gradaudit.types import Leakage, Observation
 
@@ -136,11 +136,9 @@ def _left(
 
 
 @dataclasses.dataclass(frozen=True)
-class IdentifyResult(Result):
-    """How likely each candidate is, given what was captured; `spec` runs it again."""
+class IdentifyResult(RunResult):
+    """How likely each candidate is, given what was captured."""
 
-    spec: Spec
-    environment: dict[str, Any]
     posterior: NDArray[np.float64]  # (candidates,) equal priors
     certified: Certificate
     looks: int
@@ -150,32 +148,21 @@ class IdentifyResult(Result):
         """The likeliest candidate."""
         return int(self.posterior.argmax())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns result.json."""
+    def content(self) -> dict[str, Any]:
+        """Returns what came out, as result.json has it."""
         order = np.argsort(-self.posterior, kind="stable")[:10]
-        plain: dict[str, Any] = files.finite(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "spec": self.spec.plain(),
-                "environment": self.environment,
-                "status": "done",
-                "metrics": {
-                    "candidates": len(self.posterior),
-                    "looks": self.looks,
-                    "picked": self.picked,
-                    "likeliest": [
-                        {"candidate": int(i), "posterior": float(self.posterior[i])}
-                        for i in order
-                    ],
-                    "certified": self.certified.to_dict(),
-                },
-                "limitations": [
-                    "The posterior takes one of the candidates to be the victim, all "
-                    "equally likely, and the defense to be what it was said to be."
+        return {
+            "metrics": {
+                "candidates": len(self.posterior),
+                "looks": self.looks,
+                "picked": self.picked,
+                "likeliest": [
+                    {"candidate": int(i), "posterior": float(self.posterior[i])}
+                    for i in order
                 ],
-            }
-        )
-        return plain
+                "certified": self.certified.to_dict(),
+            },
+        }
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Returns posterior.csv."""
@@ -213,14 +200,7 @@ def identify(
         rows = _rows(data, 1 if alone else seen.training.examples)
         total = total + _log_likely(net, seen, guard, data, rows)
     posterior = special.softmax(total)
-    setting = Setting(
-        clients=1,
-        clients_per_round=1,
-        local_steps=seen.training.local_steps,
-        batch_size=seen.training.batch_size,
-        rounds=1,
-        examples=seen.training.examples,
-    )
+    setting = one_round(1, seen.training.batch_size, seen.training.local_steps)
     tensors = len(jax.tree.leaves(seen.params))
     return IdentifyResult(
         spec=Spec.of("identify", **asked),
@@ -233,4 +213,8 @@ def identify(
             looks=len(folders),
         ),
         looks=len(folders),
+        limitations=(
+            "The posterior takes one of the candidates to be the victim, all equally "
+            "likely, and the defense to be what it was said to be.",
+        ),
     )

@@ -20,15 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from gradaudit import files
+from gradaudit.audit.captured_files import Capture
 from gradaudit.audit.captured_line_up import Picked, line_up_of, unexplained_by
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.report import metrics
 from gradaudit.report.pictures import answers_grid
-from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.report.result import RunResult
 from gradaudit.report.tables import unseen_table
-from gradaudit.spec import Spec
 from gradaudit.types import Observation, Reconstruction, Status
 
 EXPLAINED = 0.01  # of what was sent may stay unexplained, in squares, at any scale
@@ -78,7 +77,7 @@ class Answer:
 
 def weigh(
     victim: int,
-    about: dict[str, Any],
+    capture: Capture,
     model: Model,
     observation: Observation,
     begun: NDArray[np.float32],
@@ -97,6 +96,7 @@ def weigh(
     best = there[np.argmin(np.nan_to_num(mine.objective[there], nan=np.inf))]
     inputs, labels = mine.inputs[best], mine.labels[best]
     residual, unexplained = explained(model, observation, inputs, labels)
+    number, client = capture.identity
     others = [int(i) for i in there if i != best]
     apart = [distance(inputs, mine.inputs[i]) for i in others]
     different = _different(begun[there])
@@ -104,7 +104,9 @@ def weigh(
     chosen = tuple(sorted(labels.tolist()))
     weighed = Weighed(
         victim=victim,
-        **about,
+        folder=capture.folder.name,
+        round=number,
+        client=client,
         residual=residual,
         unexplained=unexplained,
         starts=len(there),
@@ -172,28 +174,24 @@ def _explained(
     return unexplained_by(model, observation, replays, inputs, targets)
 
 
-_WARNING = (
+NO_TRUTH = (
     "No truth was given: 'determined' means that independent starts agree on an answer "
     "that explains what was sent, not that anybody compared it with the private data."
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class UnseenResult(Result):
-    """What can be said without the truth; `spec` runs it again."""
+class UnseenResult(RunResult):
+    """What can be said without the truth."""
 
-    spec: Spec
     about: dict[str, Any]
     threat: dict[str, Any]
-    environment: dict[str, Any]
     answers: tuple[Answer, ...]  # of the updates that were begun
     picked: tuple[Picked, ...]  # of each answer, if there were candidates
     asked: int  # updates
     mechanism: dict[str, Any] | None  # what they say of the noise
     timing: dict[str, float]
-    limitations: tuple[str, ...]
     pictures: bool = False  # whether they are in the result
-    interrupted: bool = False
 
     @property
     def determined(self) -> metrics.Rate:
@@ -201,28 +199,20 @@ class UnseenResult(Result):
         hits = sum(answer.weighed.determined for answer in self.answers)
         return metrics.rate(hits, self.asked)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns result.json."""
+    def content(self) -> dict[str, Any]:
+        """Returns what came out, as result.json has it."""
         begun = {answer.weighed.victim for answer in self.answers}
-        plain: dict[str, Any] = files.finite(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "spec": self.spec.plain(),
-                "about": self.about,
-                "threat": self.threat,
-                "environment": self.environment,
-                "status": "interrupted" if self.interrupted else "done",
-                "victims": {
-                    "asked": self.asked,
-                    "missing": sorted(set(range(self.asked)) - begun),
-                },
-                "metrics": self._metrics(),
-                "mechanism": self.mechanism,
-                "timing": self.timing,
-                "limitations": [*self.limitations, _WARNING],
-            }
-        )
-        return plain
+        return {
+            "about": self.about,
+            "threat": self.threat,
+            "victims": {
+                "asked": self.asked,
+                "missing": sorted(set(range(self.asked)) - begun),
+            },
+            "metrics": self._metrics(),
+            "mechanism": self.mechanism,
+            "timing": self.timing,
+        }
 
     def _metrics(self) -> dict[str, Any]:
         rows = [answer.weighed for answer in self.answers]

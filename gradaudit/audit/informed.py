@@ -11,9 +11,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import special
 
-from gradaudit import files, machine
+from gradaudit import machine
 from gradaudit.audit.line_up_cells import (
     DOUBT,
     LOOK_AT,
@@ -31,7 +30,8 @@ from gradaudit.federation.recipe import ServerState
 from gradaudit.models.model import Model
 from gradaudit.privacy.certificate import near
 from gradaudit.report import figures
-from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.report.result import RunResult
+from gradaudit.report.verdict import beats
 from gradaudit.spec import Spec
 from gradaudit.types import Leakage
 
@@ -39,17 +39,13 @@ Tell = Callable[[int, int], None]  # line-ups done, line-ups in all
 
 
 @dataclasses.dataclass(frozen=True)
-class LineUpResult(Result):
-    """Everything of one line-up command; `spec` runs it again."""
+class LineUpResult(RunResult):
+    """Everything of one line-up command."""
 
-    spec: Spec
     about: dict[str, Any]
     threat: dict[str, Any]
-    environment: dict[str, Any]
     cells: tuple[Cell, ...]
     timing: dict[str, float]
-    limitations: tuple[str, ...]
-    interrupted: bool = False
 
     @property
     def broken(self) -> tuple[Cell, ...]:
@@ -57,25 +53,17 @@ class LineUpResult(Result):
         doubt = DOUBT / len(self.cells)
         return tuple(cell for cell in self.cells if cell.breaks(doubt))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns result.json."""
-        plain: dict[str, Any] = files.finite(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "spec": self.spec.plain(),
-                "about": self.about,
-                "threat": self.threat,
-                "environment": self.environment,
-                "status": "interrupted" if self.interrupted else "done",
-                "metrics": {
-                    "cells": [cell.to_dict() for cell in self.cells],
-                    "certificate_broken": len(self.broken),
-                },
-                "timing": self.timing,
-                "limitations": list(self.limitations),
-            }
-        )
-        return plain
+    def content(self) -> dict[str, Any]:
+        """Returns what came out, as result.json has it."""
+        return {
+            "about": self.about,
+            "threat": self.threat,
+            "metrics": {
+                "cells": [cell.to_dict() for cell in self.cells],
+                "certificate_broken": len(self.broken),
+            },
+            "timing": self.timing,
+        }
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Returns line_ups.csv, a row for each cell."""
@@ -305,7 +293,6 @@ def line_up_and_certificates(
         source=From.LABEL,
         fresh=False,
         seed=seed,
-        tensors=len(jax.tree.leaves(states[0].params)),
         states=used,
     )
     enough = most >= (count if alone else batch * steps)
@@ -336,7 +323,7 @@ def broken_certificates(
     """Returns what was measured above its certificate, in words; nothing if all holds.
 
     Certificates bound every victim on its own, whatever the network, so that all are
-    counted together (Clopper-Pearson); a false alarm of either kind has 1.25 %.
+    counted together; a false alarm of either kind has 1.25 %.
     """
     if found is None:
         return []
@@ -347,9 +334,7 @@ def broken_certificates(
             f", certified {line_up['certified']['value']:.3f}. {LOOK_AT}"
         )
     bound = found["reconstruction"]["value"]
-    others = victims - successes + 1
-    low = special.betaincinv(successes, others, _HALF) if successes else 0
-    if bound is not None and low > bound:
+    if bound is not None and beats(successes, victims, bound, _HALF):
         sentences.append(
             f"{successes} of {victims} victims were rebuilt, certified "
             f"{bound:.3f}. {LOOK_AT}"

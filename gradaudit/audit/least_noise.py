@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gradaudit import files, machine
+from gradaudit import machine
 from gradaudit.audit.informed import line_up, with_sigma
 from gradaudit.audit.line_up_cells import DOUBT, Cell, line_ups_of
 from gradaudit.audit.train import train as run_training
@@ -19,7 +19,7 @@ from gradaudit.models.model import Model
 from gradaudit.privacy.certificate import Certificate, certificate, least_sigma
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.report import figures_of_privacy, metrics
-from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.report.result import RunResult
 from gradaudit.spec import Spec
 
 Tell = Callable[[str, int, int], None]  # what is running, how much is done, of what
@@ -45,17 +45,13 @@ class Point:
 
 
 @dataclasses.dataclass(frozen=True)
-class EnoughResult(Result):
-    """The least noise, and points around it; `spec` runs it again."""
+class EnoughResult(RunResult):
+    """The least noise, and points around it."""
 
-    spec: Spec
     about: dict[str, Any]
-    environment: dict[str, Any]
     sigma: float
     limit: float
     points: tuple[Point, ...]
-    limitations: tuple[str, ...]
-    interrupted: bool = False
 
     @property
     def chosen(self) -> Point:
@@ -68,45 +64,36 @@ class EnoughResult(Result):
         cells = [point.line_up for point in self.points]
         return tuple(cell for cell in cells if cell.breaks(DOUBT / len(cells)))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns result.json."""
-        plain: dict[str, Any] = files.finite(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "spec": self.spec.plain(),
-                "about": self.about,
-                "environment": self.environment,
-                "status": "interrupted" if self.interrupted else "done",
-                "metrics": {
-                    "sigma": self.sigma,
-                    "max_success": self.limit,
-                    "certified": self.chosen.certified.to_dict(),
-                    "measured": dataclasses.asdict(self.chosen.measured),
-                    "accuracy": self.chosen.accuracy,
-                    "certificate_broken": len(self.broken),
-                },
-                "points": self._rows(),
-                "limitations": list(self.limitations),
-            }
-        )
-        return plain
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "sigma": point.sigma,
-                "certified": point.certified.value,
-                "measured": point.measured.value,
-                "low": point.measured.low,
-                "high": point.measured.high,
-                "accuracy": point.accuracy,
-            }
-            for point in self.points
-        ]
+    def content(self) -> dict[str, Any]:
+        """Returns what came out, as result.json has it."""
+        return {
+            "about": self.about,
+            "metrics": {
+                "sigma": self.sigma,
+                "max_success": self.limit,
+                "certified": self.chosen.certified.to_dict(),
+                "measured": dataclasses.asdict(self.chosen.measured),
+                "accuracy": self.chosen.accuracy,
+                "certificate_broken": len(self.broken),
+            },
+            "points": self.rows()["points.csv"],
+        }
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Returns points.csv."""
-        return {"points.csv": self._rows()}
+        return {
+            "points.csv": [
+                {
+                    "sigma": point.sigma,
+                    "certified": point.certified.value,
+                    "measured": point.measured.value,
+                    "low": point.measured.low,
+                    "high": point.measured.high,
+                    "accuracy": point.accuracy,
+                }
+                for point in self.points
+            ]
+        }
 
     def figures(self) -> dict[str, Callable[[], Any]]:
         """Returns sigma against measured, certified and, if trained, accuracy."""

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from gradaudit.audit.scenario import one_round
 from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish.line_up import Game, Group, Ids, Scores, worst_case
@@ -25,6 +25,7 @@ from gradaudit.models.model import Model
 from gradaudit.privacy.certificate import Certificate, Prior, certificate
 from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.report import metrics
+from gradaudit.report.verdict import beats
 from gradaudit.types import Key, Leakage
 
 _GROUPS = 10  # pools of candidates per network: what they share is computed once
@@ -34,7 +35,6 @@ LOOK_AT = (
     "key that is used twice, at a clip that does not bound every example, and at "
     "tensors that get no noise."
 )
-_LEARNING_RATE = 0.05
 # Nobody waits for more: looks are read one by one, a simplex of n has n coordinates.
 _MOST_LINE_UPS, _MOST_LOOKS, _MOST_STEPS = 1_000_000, 10_000, 10_000
 _MOST_CANDIDATES, _MOST_CORNERS = 100_000, 2_000
@@ -69,19 +69,15 @@ class Cell:
         """What is reached without reading."""
         return 1 / self.candidates
 
-    def proven(self, doubt: float = DOUBT) -> float:
-        """Returns a success that the line-ups prove but for this doubt.
-
-        The certificate bounds every line-up on its own, whatever the network and the
-        candidates, so that they are counted together (Clopper-Pearson).
-        """
-        won, played = sum(self.hits), sum(self.line_ups)
-        return float(special.betaincinv(won, played - won + 1, doubt)) if won else 0.0
-
     def breaks(self, doubt: float = DOUBT) -> bool:
-        """Returns whether more was picked than the certificate allows."""
-        value = self.certified.value
-        return value is not None and self.proven(doubt) > value
+        """Returns whether more was picked than the certificate allows.
+
+        It bounds every line-up on its own, whatever the network and the candidates, so
+        that they are counted together.
+        """
+        bound = self.certified.value
+        won, played = sum(self.hits), sum(self.line_ups)
+        return bound is not None and beats(won, played, bound, doubt)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the cell as result.json has it."""
@@ -112,21 +108,19 @@ class LineUps:
     source: From
     fresh: bool
     seed: int
-    tensors: int
     states: tuple[ServerState, ...] = ()  # of each draw; else the networks are drawn
+
+    @functools.cached_property
+    def tensors(self) -> int:
+        """How many tensors the network has."""
+        if self.states:
+            return len(jax.tree.leaves(self.states[0].params))
+        return len(jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
 
     @functools.cached_property
     def setting(self) -> Setting:
         """A round of clients that are all read, their batches known."""
-        return Setting(
-            clients=1,
-            clients_per_round=1,
-            local_steps=self.local_steps,
-            batch_size=self.batch,
-            rounds=self.round + 1,
-            examples=self.batch * self.local_steps,
-            learning_rate=_LEARNING_RATE,
-        )
+        return one_round(1, self.batch, self.local_steps, self.round + 1)
 
     @property
     def round(self) -> int:
@@ -277,7 +271,6 @@ def line_ups_of(
         source=source,
         fresh=fresh,
         seed=seed,
-        tensors=len(jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0)))),
     )
 
 

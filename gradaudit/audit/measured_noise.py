@@ -32,17 +32,12 @@ class Estimate:
     low: float
     high: float
 
-    def to_dict(self) -> dict[str, float]:
-        """Returns plain data."""
-        return dataclasses.asdict(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
     """One tensor of a pair."""
 
     name: str
-    size: int
     before: float  # its norm
     factor: float | None  # what is left of it; None where nothing was there
     squares: float  # of what was added
@@ -147,7 +142,7 @@ def _tensor(
     factor = float(x @ y / norm**2) if norm > 0 else None
     rest = y - factor * x if factor is not None else y
     freedom = x.size - (factor is not None)
-    return Tensor(name, x.size, norm, factor, float(rest @ rest), freedom), rest
+    return Tensor(name, norm, factor, float(rest @ rest), freedom), rest
 
 
 def deviation(squares: float, freedom: int) -> Estimate:

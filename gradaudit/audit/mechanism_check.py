@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import get_epsilon_gaussian
 
-from gradaudit import files, machine
+from gradaudit import machine
 from gradaudit.audit.captured_files import Capture, find, read_capture
 from gradaudit.audit.measured_noise import (
     CONFIDENCE,
@@ -29,7 +29,7 @@ from gradaudit.audit.measured_noise import (
 )
 from gradaudit.errors import InputError, unknown_name
 from gradaudit.record import CLAIMS
-from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.report.result import RunResult
 from gradaudit.spec import Spec
 
 TOLERANCE = 0.05  # of a claimed number
@@ -82,11 +82,9 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class MechanismCheck(Result):
+class MechanismCheck(RunResult):
     """What was claimed, what was measured, and whether they can both be true."""
 
-    spec: Spec
-    environment: dict[str, Any]
     claim: Claim
     pairs: tuple[Pair, ...]
     alone: int  # updates of which only what arrived is there
@@ -94,7 +92,6 @@ class MechanismCheck(Result):
     clip: Estimate | None  # the bound that was at work, if one was
     findings: tuple[Finding, ...]
     epsilon: float | None  # that the measured noise gives for one update, at delta
-    limitations: tuple[str, ...]
 
     @property
     def verdict(self) -> str:
@@ -104,45 +101,38 @@ class MechanismCheck(Result):
         compared = self.pairs and (self.claim.noise_std, self.claim.clip) != (None,) * 2
         return "consistent" if compared else "can't tell"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns result.json."""
-        plain: dict[str, Any] = files.finite(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "spec": self.spec.plain(),
-                "environment": self.environment,
-                "status": "done",
-                "metrics": {
-                    "verdict": self.verdict,
-                    "pairs": len(self.pairs),
-                    "updates_alone": self.alone,
-                    "claimed": dataclasses.asdict(self.claim),
-                    "noise_std": self.noise.to_dict(),
-                    "clip": None if self.clip is None else self.clip.to_dict(),
-                    "epsilon_of_one_update": self.epsilon,
-                    "delta": self.claim.delta or _DELTA,
-                    "findings": [dataclasses.asdict(each) for each in self.findings],
-                },
-                "limitations": list(self.limitations),
-            }
-        )
-        return plain
+    def content(self) -> dict[str, Any]:
+        """Returns what came out, as result.json has it."""
+        return {
+            "metrics": {
+                "verdict": self.verdict,
+                "pairs": len(self.pairs),
+                "updates_alone": self.alone,
+                "claimed": dataclasses.asdict(self.claim),
+                "noise_std": dataclasses.asdict(self.noise),
+                "clip": self.clip and dataclasses.asdict(self.clip),
+                "epsilon_of_one_update": self.epsilon,
+                "delta": self.claim.delta or _DELTA,
+                "findings": [dataclasses.asdict(each) for each in self.findings],
+            },
+        }
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Returns pairs.csv, a row for each update before and after."""
-        found = [
-            {
-                "update": pair.label,
-                "norm_before": pair.before,
-                "norm_kept": pair.kept,
-                "noise_std": pair.noise.value,
-                "noise_low": pair.noise.low,
-                "noise_high": pair.noise.high,
-                "tails": pair.tails,
-            }
-            for pair in self.pairs
-        ]
-        return {"pairs.csv": found}
+        return {
+            "pairs.csv": [
+                {
+                    "update": pair.label,
+                    "norm_before": pair.before,
+                    "norm_kept": pair.kept,
+                    "noise_std": pair.noise.value,
+                    "noise_low": pair.noise.low,
+                    "noise_high": pair.noise.high,
+                    "tails": pair.tails,
+                }
+                for pair in self.pairs
+            ]
+        }
 
 
 def mechanism_check(
@@ -160,12 +150,16 @@ def mechanism_check(
         if name not in CLAIMS:
             raise unknown_name("claim", name, CLAIMS)
     captures = [read_capture(folder) for folder in find(captured)]
-    said = Claim.of(_claimed(captures) | dict(claim or {}))
+    said = Claim.of((claimed(captures) or {}) | dict(claim or {}))
     if said.law not in _LAWS:
         raise InputError(f"the law must be {' or '.join(_LAWS)}, got {said.law!r}")
     pairs = pairs_of(captures)
     arrived = [c.moved() for c in captures if c.facts.place != "raw"]
-    noise = pooled(pairs) if pairs else Estimate(*(3 * [most_noise(arrived)]))
+    if pairs:
+        noise = pooled(pairs)
+    else:
+        most = most_noise(arrived)
+        noise = Estimate(most, most, most)
     clip = shrunk_to(pairs)
     findings = _findings(said, pairs, noise, clip)
     delta, bound = said.delta or _DELTA, said.clip or (clip.value if clip else None)
@@ -188,16 +182,16 @@ def mechanism_check(
     )
 
 
-def _claimed(captures: Sequence[Capture]) -> dict[str, Any]:
-    """Returns the one claim of all sidecars that make one."""
+def claimed(captures: Sequence[Capture]) -> dict[str, Any] | None:
+    """Returns the one claim of all sidecars that make one; None if none does."""
     claims = [dict(c.facts.claim) for c in captures if c.facts.claim]
     for claim in claims[1:]:
         if claim != claims[0]:
             raise InputError(
-                "the captured updates make different claims: "
-                f"{claims[0]} and {claim}; check them in folders of their own"
+                f"the updates in {captures[0].folder.parent} make different claims: "
+                f"{claims[0]} and {claim}; give each a folder of its own"
             )
-    return claims[0] if claims else {}
+    return claims[0] if claims else None
 
 
 def pairs_of(captures: Sequence[Capture]) -> list[Pair]:
@@ -224,16 +218,12 @@ def _comparable(before: Capture, after: Capture) -> bool:
     return bool(names)
 
 
-def _label(capture: Capture) -> str:
-    number, client = capture.identity
-    return f"round {number}, client {client}"
-
-
 def _pair(before: Capture, after: Capture) -> Pair:
     first, second = before.moved(), after.moved()
     names = [name for name in first if name in second]
+    number, client = after.identity
     return measure(
-        _label(after),
+        f"round {number}, client {client}",
         {name: first[name] for name in names},
         {name: second[name] for name in names},
         after.received,

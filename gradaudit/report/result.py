@@ -3,6 +3,7 @@
 import abc
 import contextlib
 import csv
+import dataclasses
 import functools
 import importlib.resources
 import json
@@ -11,7 +12,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -104,6 +105,33 @@ class Result(abc.ABC):
             files.write_text(folder / name, text())
         files.write_json(folder / self.file, self.to_dict())
         return [*tables, *arrays, *figures, *texts, self.file]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunResult(Result):
+    """The result of one command; `spec` runs it again."""
+
+    spec: Spec
+    environment: dict[str, Any]
+    limitations: Sequence[str]
+    interrupted: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns result.json; NaN and infinities become null."""
+        return files.finite(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "spec": self.spec.plain(),
+                "environment": self.environment,
+                "status": "interrupted" if self.interrupted else "done",
+                **self.content(),
+                "limitations": list(self.limitations),
+            }
+        )
+
+    @abc.abstractmethod
+    def content(self) -> dict[str, Any]:
+        """Returns what came out, as result.json has it."""
 
 
 @contextlib.contextmanager

@@ -69,16 +69,16 @@ def successes(result: Plain) -> tuple[int, int]:
     return won, result["victims"]["asked"]
 
 
-def beats(successes: int, trials: int, guess: float) -> bool:
-    """Returns whether so many successes show more than guessing (Clopper-Pearson).
+def beats(successes: int, trials: int, rate: float, doubt: float = _DOUBT) -> bool:
+    """Returns whether so many successes show more than this rate (Clopper-Pearson).
 
     That these victims leaked does not depend on how networks differ: an interval for
     other networks is wider, and decides how *much* leaks.
     """
     if successes == 0:
         return False
-    least = special.betaincinv(successes, trials - successes + 1, _DOUBT)
-    return bool(least > guess)
+    least = special.betaincinv(successes, trials - successes + 1, doubt)
+    return bool(least > rate)
 
 
 def _of_attack(cell: Plain, result: Plain) -> Plain:

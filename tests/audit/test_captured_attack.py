@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import gradaudit as ga
 from gradaudit import tree
-from gradaudit.audit.captured_files import find, read_capture
+from gradaudit.audit.captured_files import Capture, find, read_capture
 from gradaudit.audit.captured_result import distance, explained, weigh
 from gradaudit.audit.captured_scenario import Captured, private_data
 from gradaudit.cli.app import app
@@ -21,6 +21,7 @@ from gradaudit.defenses import none
 from gradaudit.errors import InputError
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.networks import build_model
+from gradaudit.record import Facts
 from gradaudit.types import Observation, Reconstruction, Status
 
 DATA = load_dataset("digits")
@@ -210,7 +211,7 @@ def observation():
 
 TRUE, OTHER = DATA.inputs[0], DATA.inputs[1]
 LABEL = [int(DATA.labels[0])]
-ABOUT = {"folder": "x", "round": 1, "client": "0"}
+CAPTURE = Capture(pathlib.Path("x"), Facts(round=1, client="0"), {}, {})
 # What the starts ended at, the labels -> agreement, determined
 STARTS = {
     "all agree": ([TRUE, TRUE, TRUE], True, 1.0, True),
@@ -227,7 +228,7 @@ def test_an_answer_is_determined_if_it_explains_and_starts_agree(case, observati
     begun = np.random.default_rng(0).uniform(size=(3, 1, 8, 8, 1)).astype("f4")
     begun = begun if different else begun[[0, 0, 0]]
     found = answers(*pictures, labels=[LABEL] * 3)
-    weighed = weigh(0, ABOUT, MODEL, observation, begun, found, 0.1).weighed
+    weighed = weigh(0, CAPTURE, MODEL, observation, begun, found, 0.1).weighed
     assert (weighed.agreement, weighed.determined) == (agreement, determined)
     assert weighed.label_confidence == 1.0
 
