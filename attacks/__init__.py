@@ -8,7 +8,9 @@ if __name__ != "gradaudit.attacks":
 
 from gradaudit.attacks.analytic import Analytic
 from gradaudit.attacks.base import Attack, Member, Victims
+from gradaudit.attacks.ensembles import Together
 from gradaudit.attacks.gauss_newton import GaussNewton
+from gradaudit.attacks.lanes import Problem, Reading
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam, LineSearchLBFGS
@@ -23,7 +25,6 @@ from gradaudit.attacks.presets import (
     idlg,
     strongest,
 )
-from gradaudit.attacks.problem import Problem, Reading, Together
 from gradaudit.attacks.search import Snapshot
 
 __all__ = [

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from gradaudit import machine
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
-from gradaudit.attacks.problem import Reading
+from gradaudit.attacks.lanes import Reading
 from gradaudit.errors import InputError
 from gradaudit.models.deep_networks import from_patches
 from gradaudit.models.model import Model

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gradaudit import tree
 from gradaudit.attacks import lanes
-from gradaudit.attacks.problem import Problem
+from gradaudit.attacks.lanes import Problem
 from gradaudit.attacks.search import Ended, Watcher, search_all
 from gradaudit.attacks.turns import Turn, Verdict, take_turns
 from gradaudit.errors import InputError

@@ -1,35 +1,97 @@
 """What the restarts of one victim have to do with each other.
 
-Each is a part of `Matching`. The order of a batch's examples is arbitrary, so that
-restarts are aligned before anything is compared.
+They run as one trial. A coupling and a pooling are parts of `Matching`. The order of a
+batch's examples is arbitrary, so that restarts are aligned before anything is compared.
 """
 
 import dataclasses
+import functools
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from gradaudit.attacks.problem import Couple, Pool
+from gradaudit.attacks.lanes import Problem, Reading, masked_step
 from gradaudit.attacks.starts import Layout
 from gradaudit.errors import InputError
-from gradaudit.types import Status
+from gradaudit.types import Key, PyTree, Status
 
 _FAR = 1e30  # squared, of what is not finite
 
 
 class Coupling(Protocol):
-    """Lets restarts learn from each other while they search."""
+    """Lets the trials of one victim learn from each other; frozen and hashable."""
 
-    def couple(self, layout: Layout) -> Couple:
-        """Returns the coupling for trials that lie so in their vectors."""
+    def couple(self, layout: Layout, kept: Any) -> Any:
+        """Returns the trials' kept states, stacked, after they were coupled."""
 
 
 class Pooling(Protocol):
-    """Makes one answer of all restarts."""
+    """Makes one answer of what the trials of one victim found; frozen and hashable."""
 
-    def pool(self, layout: Layout) -> Pool:
-        """Returns the pool for trials that lie so in their vectors."""
+    def pool(
+        self, layout: Layout, inputs: jax.Array, objectives: jax.Array
+    ) -> jax.Array:
+        """Returns inputs (examples, *shape) of (trials, examples, *shape).
+
+        In the order of the trial with the lowest objective, whose labels they keep.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """A problem whose trial is `trials` trials of another one, coupled at every step.
+
+    What is handed in is what `pooling` makes of them; without it, the best.
+
+    Guarantee: without a coupling each of them is the trial that it would have been
+    alone.
+    """
+
+    problem: Problem
+    trials: int
+    coupling: Coupling | None = None
+    pooling: Pooling | None = None
+    layout: Any = None  # of the vectors in which the trials lie
+
+    @property
+    def evaluations_per_step(self) -> int:
+        """The sum over the trials."""
+        return self.trials * self.problem.evaluations_per_step
+
+    def start(self, key: Key, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+        """Starts every trial with a key of its own."""
+
+        def one(index: jax.Array) -> tuple[PyTree, PyTree]:
+            return self.problem.start(jax.random.fold_in(key, index), shared, own)
+
+        return jax.vmap(one)(jnp.arange(self.trials))
+
+    def step(
+        self, shared: PyTree, own: PyTree, kept: PyTree, scratch: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """Moves the trials that still run, then couples them all."""
+        step = functools.partial(masked_step, self.problem, shared, own)
+        moved, scratch = jax.vmap(step)(kept, scratch)
+        if self.coupling is not None:
+            moved = self.coupling.couple(self.layout, moved)
+        return moved, scratch
+
+    def read(self, kept: PyTree) -> Reading:
+        """Returns the best trial by its own objective, or the pool; costs are added."""
+        each = jax.vmap(self.problem.read)(kept)
+        best = jnp.argmin(jnp.nan_to_num(each.objective, nan=jnp.inf))
+        chosen: Reading = jax.tree.map(lambda leaf: leaf[best], each)
+        if self.pooling is not None:
+            pooled = self.pooling.pool(self.layout, each.inputs, each.objective)
+            chosen = dataclasses.replace(chosen, inputs=pooled)
+        going = jnp.any(each.status == Status.RUNNING)
+        return dataclasses.replace(
+            chosen,
+            iterations=jnp.max(each.iterations),
+            evaluations=jnp.sum(each.evaluations),
+            status=jnp.where(going, int(Status.RUNNING), chosen.status),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,21 +109,9 @@ class Consistency:
         if not 0 <= self.weight <= 1:
             raise InputError(f"weight must lie in [0, 1], got {self.weight}")
 
-    def couple(self, layout: Layout) -> "Drawn":
-        """Returns the coupling."""
-        return Drawn(self.weight, layout)
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """Trials that are drawn towards the mean of those that still run."""
-
-    weight: float
-    layout: Layout
-
-    def __call__(self, kept: Any) -> Any:
-        """Returns the searches, moved."""
-        layout, count = self.layout, len(kept.position)
+    def couple(self, layout: Layout, kept: Any) -> Any:
+        """Returns the searches, drawn towards the mean of those that still run."""
+        count = len(kept.position)
         free = kept.position[:, : layout.pixels].reshape(count, *layout.free)
         order = alignments(free, _best(kept.best.value))
         ordered = _in_order(free, order)
@@ -80,29 +130,22 @@ class Drawn:
 class MedianVote:
     """The median of numbers, the value with most votes of categories (TabLeak).
 
-    Votes are shares: a restart that is not sure votes for several values.
+    Votes are shares: a restart that is not sure votes for several values. Those that
+    diverged have no vote.
     """
 
-    def pool(self, layout: Layout) -> "Voted":
-        """Returns the pool."""
-        return Voted(layout)
-
-
-@dataclasses.dataclass(frozen=True)
-class Voted:
-    """One answer of aligned restarts; those that diverged have no vote."""
-
-    layout: Layout
-
-    def __call__(self, inputs: jax.Array, objectives: jax.Array) -> jax.Array:
+    def pool(
+        self, layout: Layout, inputs: jax.Array, objectives: jax.Array
+    ) -> jax.Array:
         """Returns the pooled inputs, as private data can be."""
         best = _best(objectives)
         order = alignments(inputs, best)
         ordered = _in_order(inputs, order)
         valid = jnp.isfinite(objectives).reshape(-1, *[1] * (inputs.ndim - 1))
         ordered = jnp.where(valid, ordered, inputs[best])
-        form = self.layout.form
-        return jnp.median(ordered, axis=0) if form is None else form.pooled(ordered)
+        if layout.form is None:
+            return jnp.median(ordered, axis=0)
+        return layout.form.pooled(ordered)
 
 
 def _best(objectives: jax.Array) -> jax.Array:

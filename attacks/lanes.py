@@ -1,25 +1,73 @@
-"""The loop's compiled programs: always the same one, whatever runs beside.
+"""What the loop runs, a problem, and its compiled programs.
 
 A compiler rounds a product of matrices differently for other widths, and a search
-amplifies that. So the program is always `lanes` trials wide, and goes over the slots of
+amplifies that. So a program is always `lanes` trials wide, and goes over the slots of
 a device lanes by lanes. Guarantee: on CPU a trial's numbers depend on nothing but the
 trial: not on the slots, the devices, its neighbours or how many there are.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradaudit import machine
-from gradaudit.attacks.problem import Problem, Reading, masked_step
 from gradaudit.types import Key, PyTree, Status
 
 _STATE = 1000  # bytes that a trial keeps per unknown: L-BFGS, 100 pairs in float32
 _LANES = 2  # on CPU: nearly the fastest for many, and few don't wait for empty ones
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What anybody may see of one trial: what it would hand in, and how it is."""
+
+    inputs: jax.Array  # (examples, *input_shape) attacker-selected
+    current: jax.Array  # (examples, *input_shape) where the search stands
+    labels: jax.Array  # (examples,)
+    objective: jax.Array  # () of `inputs`; infinite while nothing finite was seen
+    iterations: jax.Array  # ()
+    evaluations: jax.Array  # ()
+    status: jax.Array  # () a Status; the loop goes on while it is RUNNING
+
+
+class Problem(Protocol):
+    """Something iterative: pure functions of one trial; frozen, hashable, static.
+
+    `shared` is the same for all trials of a run, `own` is the victim's. A trial is a
+    pair (kept, scratch): `kept` is frozen when the trial has ended, `scratch` (a large
+    memory, say) is of no use to it any more and may hold anything.
+    """
+
+    @property
+    def evaluations_per_step(self) -> int:
+        """About how many evaluations of the objective a step costs."""
+
+    def start(self, key: Key, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+        """Returns a trial before its first step."""
+
+    def step(
+        self, shared: PyTree, own: PyTree, kept: PyTree, scratch: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the trial after one attack iteration."""
+
+    def read(self, kept: PyTree) -> Reading:
+        """Returns what may be seen of the trial."""
+
+
+def masked_step(
+    problem: Problem, shared: PyTree, own: PyTree, kept: PyTree, scratch: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Moves a trial that still runs; what is kept of an ended one stays."""
+    running = problem.read(kept).status == Status.RUNNING
+    moved, scratch = problem.step(shared, own, kept, scratch)
+    frozen = jax.tree.map(lambda new, old: jnp.where(running, new, old), moved, kept)
+    return frozen, scratch
 
 
 def default_slots(unknowns: int) -> int:
@@ -83,16 +131,11 @@ def begin(
 
     def shard(shared: PyTree, keys: jax.Array, own: PyTree) -> PyTree:
         def start(keys: jax.Array, own: PyTree) -> PyTree:
-            one = functools.partial(_start, problem, shared)
-            return jax.vmap(one)(keys, own)
+            return jax.vmap(problem.start, in_axes=(0, None, 0))(keys, shared, own)
 
         return jax.tree.map(_joined, _by_lanes(start, lanes, keys, own))
 
     return machine.over_units(shard, shared=1)(shared, keys, own)
-
-
-def _start(problem: Problem, shared: PyTree, key: Key, own: PyTree) -> PyTree:
-    return problem.start(key, shared, own)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -126,7 +169,13 @@ def advance(
                     running.any(), move, lambda own, *ended: ended, own, *trial
                 )
                 seen = read(problem, trial[0])
-                return trial, _record(running, seen)
+                return trial, {
+                    "running": running,
+                    "iteration": seen.iterations,
+                    "objective": seen.objective,
+                    "best": seen.inputs,
+                    "current": seen.current,
+                }
 
             return jax.lax.scan(step, trial, None, length=iterations)
 
@@ -143,16 +192,6 @@ def advance(
         shard, shared=1, traced=True
     )(shared, trial, own)
     return result
-
-
-def _record(running: jax.Array, seen: Reading) -> dict[str, jax.Array]:
-    return {
-        "running": running,
-        "iteration": seen.iterations,
-        "objective": seen.objective,
-        "best": seen.inputs,
-        "current": seen.current,
-    }
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -13,13 +13,13 @@ import numpy as np
 
 from gradaudit.attacks.base import Attack, Best
 from gradaudit.attacks.distances import Distance, SquaredL2
-from gradaudit.attacks.ensembles import Coupling, Pooling
+from gradaudit.attacks.ensembles import Coupling, Pooling, Together
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
+from gradaudit.attacks.lanes import Problem, Reading
 from gradaudit.attacks.lbfgs import LBFGS, Clock, Progress
 from gradaudit.attacks.objective import objective
 from gradaudit.attacks.optimizers import Optimizer
 from gradaudit.attacks.priors import Prior, apart, in_nats
-from gradaudit.attacks.problem import Alone, Problem, Reading, Together
 from gradaudit.attacks.starts import (
     Initialization,
     Layout,
@@ -190,9 +190,7 @@ class Matching(Attack):
         one_trial = MatchingProblem(parts, model, training, start, layout, told)
         if self.coupling is None and self.pooling is None:
             return one_trial
-        couple = Alone() if self.coupling is None else self.coupling.couple(layout)
-        pool = None if self.pooling is None else self.pooling.pool(layout)
-        return Together(one_trial, self.restarts, couple, pool)
+        return Together(one_trial, self.restarts, self.coupling, self.pooling, layout)
 
 
 @jax.tree_util.register_dataclass

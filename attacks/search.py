@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gradaudit import machine
 from gradaudit.attacks import lanes
-from gradaudit.attacks.problem import Problem
+from gradaudit.attacks.lanes import Problem
 from gradaudit.types import Key, PyTree, Reconstruction, Status
 
 _CUT_SHORT = (Status.INTERRUPTED, Status.MISSING)

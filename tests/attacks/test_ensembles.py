@@ -1,6 +1,7 @@
 """Restarts that have to do with each other, tables, and what batch norm remembers."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,7 @@ def test_shares_of_a_category_sum_to_one_whatever_is_moved():
 
 def test_a_vote_takes_the_median_of_numbers_and_the_commonest_value():
     layout = Layout(ROWS.shape, 2, searches_labels=False, form=MixedForm(COLUMNS, (7,)))
-    pool = MedianVote().pool(layout)
+    pool = functools.partial(MedianVote().pool, layout)
     wrong = ROWS.copy()
     wrong[:, 0], wrong[:, 4:6] = 0.0, ROWS[:, [5, 4]]
     answers = np.stack([ROWS, wrong[[1, 2, 0]], ROWS[[2, 0, 1]], ROWS[[0, 2, 1]]])
@@ -104,7 +105,7 @@ def test_batches_are_aligned_by_what_is_in_them():
 def test_consistency_draws_restarts_towards_their_mean(weight):
     layout = Layout((1, 3), 2, searches_labels=True)
     positions = np.random.default_rng(1).random((4, 5)).astype(np.float32)
-    moved = Consistency(weight).couple(layout)(searched(positions)).position
+    moved = Consistency(weight).couple(layout, searched(positions)).position
     mean = positions[:, :3].mean(axis=0)
     expected = positions[:, :3] + weight * (mean - positions[:, :3])
     np.testing.assert_allclose(moved[:, :3], expected, rtol=1e-5)
@@ -115,7 +116,7 @@ def test_consistency_leaves_those_alone_that_have_ended():
     layout = Layout((2, 2), 2, searches_labels=False)
     positions = np.random.default_rng(2).random((3, 4)).astype(np.float32)
     status = jnp.asarray([Status.RUNNING, Status.CONVERGED, Status.RUNNING])
-    moved = Consistency(0.5).couple(layout)(searched(positions, status)).position
+    moved = Consistency(0.5).couple(layout, searched(positions, status)).position
     np.testing.assert_array_equal(moved[1], positions[1])
     assert not np.allclose(moved[0], positions[0])
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gradaudit.attacks import lanes, search
-from gradaudit.attacks.problem import Reading, Together
+from gradaudit.attacks.ensembles import Together
+from gradaudit.attacks.lanes import Reading
 from gradaudit.attacks.search import search_all
 from gradaudit.types import Status
 
@@ -161,18 +162,10 @@ def test_a_victim_that_diverges_at_once_has_a_place_in_the_result():
 
 
 @dataclasses.dataclass(frozen=True)
-class Alone:
-    """A coupling that changes nothing."""
-
-    def __call__(self, kept):
-        return kept
-
-
-@dataclasses.dataclass(frozen=True)
 class Follow:
     """Every trial goes on from the best one."""
 
-    def __call__(self, kept):
+    def couple(self, layout, kept):
         best = jnp.argmin(kept.value)
         return dataclasses.replace(
             kept, position=jnp.broadcast_to(kept.position[best], kept.position.shape)
@@ -187,7 +180,7 @@ def together_starts(victim, trials):
 
 
 def test_trials_that_are_not_coupled_are_independent_ones():
-    result = solve(Together(Bowl(), 3, Alone()), slots=4)
+    result = solve(Together(Bowl(), 3), slots=4)
     goals = targets(6)
     for victim in range(6):
         starts = together_starts(victim, 3)
@@ -208,11 +201,11 @@ def test_trials_of_one_victim_may_influence_each_other():
     assert (kept.position[0] != kept.position[1]).all()
     kept, _ = jax.jit(problem.step)(shared, own, kept, scratch)
     np.testing.assert_array_equal(kept.position[0], kept.position[1])
-    alone = Together(Bowl(budget=3), 2, Alone())
+    alone = Together(Bowl(budget=3), 2)
     kept, _ = jax.jit(alone.step)(shared, own, *alone.start(key, shared, own))
     assert (kept.position[0] != kept.position[1]).all()
     # ... and through the loop, with the couplings of one victim kept apart.
-    coupled, free = (solve(Together(Bowl(), 3, how), 4) for how in (Follow(), Alone()))
+    coupled, free = (solve(Together(Bowl(), 3, how), 4) for how in (Follow()))
     np.testing.assert_allclose(coupled.objective, free.objective, rtol=1e-3, atol=1e-12)
 
 
@@ -224,7 +217,7 @@ def test_a_trial_of_several_that_has_ended_is_frozen():
             late = jnp.where(kept.position[0] > own[0], 5, 0)  # some end sooner
             return dataclasses.replace(kept, iteration=late.astype(jnp.int32)), scratch
 
-    problem = Together(Uneven(budget=8), 4, Alone())
+    problem = Together(Uneven(budget=8), 4)
     kept, scratch = problem.start(KEY, jnp.zeros(SIZE), jnp.zeros(SIZE))
     begun = np.asarray(kept.iteration)
     assert len(set(begun.tolist())) == 2
@@ -295,7 +288,7 @@ def imported(root, name):
 
 def test_the_loop_and_the_matching_do_not_know_each_other(root):
     room = "gradaudit.attacks."
-    loop = ("problem", "lanes", "search")
+    loop = ("lanes", "search")
     for name in loop:
         mine = {n for n in imported(root, name) if n.startswith(room)}
         assert {n.removeprefix(room).split(".")[0] for n in mine} <= set(loop), name
@@ -303,4 +296,5 @@ def test_the_loop_and_the_matching_do_not_know_each_other(root):
     for name in (*others, "priors", "starts"):
         taken = {n for n in imported(root, name) if n.startswith(room)}
         # The words in which a problem says how it is; nothing that runs one.
+        taken -= {f"{room}lanes.{word}" for word in ("Problem", "Reading")}
         assert not {n for n in taken if n.startswith((room + "search", room + "lanes"))}
