@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self, final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -325,28 +324,6 @@ def _one_by_one(
         lambda *leaves: np.concatenate(leaves), *rebuilt
     )
     return joined
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Best:
-    """The iterate that the attacker would hand in: lowest own objective so far."""
-
-    position: jax.Array
-    value: jax.Array
-
-    @classmethod
-    def start(cls, position: jax.Array) -> Self:
-        """Returns a best that any finite value improves on."""
-        return cls(position, jnp.asarray(jnp.inf, position.dtype))
-
-    def improve(self, position: jax.Array, value: jax.Array) -> "Best":
-        """Returns the better of the two; NaN never wins."""
-        better = value < self.value
-        return Best(
-            jnp.where(better, position, self.position),
-            jnp.where(better, value, self.value),
-        )
 
 
 def check_observation(model: Model, observation: Observation) -> None:

@@ -16,14 +16,14 @@ diagonal of J^T J, estimated from a few products with random signs (Bekas et al.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from gradaudit import machine
-from gradaudit.attacks.base import Best
-from gradaudit.attacks.lbfgs import Clock, Evaluate, Progress, Project
-from gradaudit.errors import InputError
+from gradaudit.attacks.optimizers import Best, Clock, Evaluate, Progress, Project
+from gradaudit.errors import InputError, at_least
 
 _GROWS, _SHRINKS = 4.0, 0.25  # of the damping, after a failure and a success
 _GOOD = 0.25  # share of the promised fall that counts as a success
@@ -44,6 +44,16 @@ class Damping:
 
 
 Linear = Callable[[jax.Array], jax.Array]
+
+
+class Linearised(NamedTuple):
+    """The residual at a point, and products with J and with its transpose."""
+
+    residual: jax.Array
+    forward: Linear
+    backward: Linear
+
+
 # The step, what is left of the residual, the direction, its size, and the products.
 _Cgls = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 # Where it leads, what is free to move, products for the next time, those that it took.
@@ -67,10 +77,7 @@ class GaussNewton:
     tolerance: float = 1e-3  # of the step's own equations
 
     def __post_init__(self) -> None:
-        for name in ("products", "probes", "window"):
-            value = getattr(self, name)
-            if not value >= 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        at_least(1, products=self.products, probes=self.probes, window=self.window)
         if not self.damping > 0:
             raise InputError(f"damping must be positive, got {self.damping}")
 
@@ -97,22 +104,18 @@ class GaussNewton:
         clock: Clock,
     ) -> Progress:
         """Runs one step; a step that does not help raises the damping instead."""
-        residual, forward, backward = _linear(evaluate.residuals, position)
-        value = jnp.vdot(residual, residual)
+        at = _linear(evaluate.residuals, position)
+        value = jnp.vdot(at.residual, at.residual)
         if position.size <= self.explicit:
-            step, spent = self._written_out(
-                forward, residual, position.size, memory.damping
-            )
+            step, spent = _written_out(at, position.size, memory.damping)
             moved = position + step if project is None else project(position + step)
         else:
-            memory, slope = self._probed(memory, backward, residual, clock.iteration)
-            moved, spent = self._moved(
-                forward, backward, residual, memory, slope, position, project
-            )
+            memory, slope = self._probed(at, memory, clock.iteration)
+            moved, spent = self._moved(at, memory, slope, position, project)
         step = moved - position
         after = evaluate.residuals(moved)
         reached = jnp.vdot(after, after)
-        linear = residual + forward(step)
+        linear = at.residual + at.forward(step)
         promised = value - jnp.vdot(linear, linear)
         finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(step))
         helps = finite & jnp.isfinite(reached) & (reached < value)
@@ -122,7 +125,7 @@ class GaussNewton:
         best = best.improve(position, jnp.where(finite, value, jnp.inf))
         return Progress(
             position=jnp.where(helps, moved, position),
-            memory=dataclasses.replace(memory, damping=damping),  # type: ignore[arg-type]
+            memory=dataclasses.replace(memory, damping=damping),
             best=best.improve(moved, jnp.where(helps, reached, jnp.inf)),
             # Damped to a standstill: no step can help any more.
             active=finite & (helps | (damping < _DAMPING[1])),
@@ -133,11 +136,7 @@ class GaussNewton:
         )
 
     def _probed(
-        self,
-        memory: Damping,
-        backward: Linear,
-        residual: jax.Array,
-        iteration: jax.Array,
+        self, at: Linearised, memory: Damping, iteration: jax.Array
     ) -> tuple[Damping, jax.Array]:
         """Returns about the diagonal of J^T J, averaged, and J^T times the residual.
 
@@ -146,10 +145,10 @@ class GaussNewton:
         unknowns, and scaling by that makes the equations worse.
         """
         key = jax.random.fold_in(jax.random.key(0), iteration)
-        shape = (self.probes, residual.size)
-        signs = jax.random.rademacher(key, shape, residual.dtype)
-        rows = jnp.concatenate([signs, residual[None]])
-        images = jax.lax.map(backward, rows)
+        shape = (self.probes, at.residual.size)
+        signs = jax.random.rademacher(key, shape, at.residual.dtype)
+        rows = jnp.concatenate([signs, at.residual[None]])
+        images = jax.lax.map(at.backward, rows)
         fresh = jnp.mean(jnp.square(images[:-1]), axis=0)
         fresh = jnp.where(jnp.isfinite(fresh), fresh, memory.scales)
         steps = jnp.minimum(memory.steps + 1, self.window)
@@ -158,9 +157,7 @@ class GaussNewton:
 
     def _moved(
         self,
-        forward: Linear,
-        backward: Linear,
-        residual: jax.Array,
+        at: Linearised,
         memory: Damping,
         slope: jax.Array,
         position: jax.Array,
@@ -176,16 +173,17 @@ class GaussNewton:
             self._by_products, scale=scale, damping=memory.damping
         )
         if project is None:
-            step, spent = solve(forward, backward, residual, self.products)
+            step, spent = solve(at, self.products)
             return position + step, spent + self.probes
-        free = _free(project, position, slope)
-
+        # Those that a border holds can't descend, and a step that counts on their
+        # moving is none once it is projected; most pixels of a digit are at a border.
+        free = project(position - _NUDGE * jnp.sign(slope)) != position
         half = jnp.asarray(self.products // 2, jnp.int32)
 
         def mended(_: jax.Array, state: _Cut) -> _Cut:
             moved, free, products, spent = state
-            left = residual + forward(moved - position)
-            step, took = solve(*_restricted(forward, backward, free), left, products)
+            left = at.residual + at.forward(moved - position)
+            step, took = solve(_restricted(at, left, free), products)
             aimed, moved = moved + step, project(moved + step)
             more = jnp.where(jnp.any(moved != aimed), half, 0)
             return moved, free & (moved == aimed), more, spent + took
@@ -197,18 +195,16 @@ class GaussNewton:
 
     def _by_products(
         self,
-        forward: Linear,
-        backward: Linear,
-        residual: jax.Array,
+        at: Linearised,
         products: jax.Array | int,
         scale: jax.Array,
         damping: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the step by CGLS, and how many products it took."""
-        start = -backward(residual)
+        start = -at.backward(at.residual)
         first = jnp.vdot(start, start / scale)
         zero = jnp.zeros((), jnp.int32)
-        state = (jnp.zeros_like(start), -residual, start / scale, first, zero)
+        state = (jnp.zeros_like(start), -at.residual, start / scale, first, zero)
 
         def goes_on(state: _Cgls) -> jax.Array:
             _, _, _, left, count = state
@@ -217,13 +213,13 @@ class GaussNewton:
 
         def product(state: _Cgls) -> _Cgls:
             step, rest, direction, left, count = state
-            image = forward(direction)
+            image = at.forward(direction)
             weighed = scale * direction
             curvature = jnp.vdot(image, image) + damping * jnp.vdot(direction, weighed)
             length = left / (curvature + _TINY)
             step = step + length * direction
             rest = rest - length * image
-            slope = backward(rest) - damping * scale * step
+            slope = at.backward(rest) - damping * scale * step
             after = jnp.vdot(slope, slope / scale)
             turned = slope / scale + after / (left + _TINY) * direction
             return step, rest, turned, after, count + 1
@@ -231,17 +227,19 @@ class GaussNewton:
         step, *_, count = jax.lax.while_loop(goes_on, product, state)
         return step, count
 
-    def _written_out(
-        self, forward: Linear, residual: jax.Array, size: int, damping: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the step by QR, and how many products it took."""
-        columns = jax.vmap(forward)(jnp.eye(size, dtype=residual.dtype))  # (n, rows)
-        norms = jnp.sqrt(jnp.sum(jnp.square(columns), axis=1))
-        scale = norms + jnp.sqrt(_SLIGHT) * jnp.max(norms) + _TINY
-        damped = jnp.sqrt(damping) * jnp.eye(size, dtype=residual.dtype)
-        matrix = jnp.concatenate([(columns / scale[:, None]).T, damped])
-        right = jnp.concatenate([-residual, jnp.zeros(size, residual.dtype)])
-        return _least_squares(matrix, right) / scale, jnp.asarray(size, jnp.int32)
+
+def _written_out(
+    at: Linearised, size: int, damping: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the step by QR, and how many products it took."""
+    dtype = at.residual.dtype
+    columns = jax.vmap(at.forward)(jnp.eye(size, dtype=dtype))  # (n, rows)
+    norms = jnp.sqrt(jnp.sum(jnp.square(columns), axis=1))
+    scale = norms + jnp.sqrt(_SLIGHT) * jnp.max(norms) + _TINY
+    damped = jnp.sqrt(damping) * jnp.eye(size, dtype=dtype)
+    matrix = jnp.concatenate([(columns / scale[:, None]).T, damped])
+    right = jnp.concatenate([-at.residual, jnp.zeros(size, dtype)])
+    return _least_squares(matrix, right) / scale, jnp.asarray(size, jnp.int32)
 
 
 @machine.alone
@@ -252,26 +250,16 @@ def _least_squares(matrix: jax.Array, right: jax.Array) -> jax.Array:
     return solved
 
 
-def _free(project: Linear, position: jax.Array, slope: jax.Array) -> jax.Array:
-    """Returns which coordinates can descend: not those that a border holds.
-
-    A step that counts on their moving is no descent once it is projected (Bertsekas
-    1982), and most pixels of a digit are at a border.
-    """
-    return project(position - _NUDGE * jnp.sign(slope)) != position
-
-
-def _restricted(
-    forward: Linear, backward: Linear, free: jax.Array
-) -> tuple[Linear, Linear]:
-    """Returns the products of a J whose other columns are 0."""
-    return (
-        lambda direction: forward(jnp.where(free, direction, 0.0)),
-        lambda rows: jnp.where(free, backward(rows), 0.0),
+def _restricted(at: Linearised, left: jax.Array, free: jax.Array) -> Linearised:
+    """Returns what is left, and the products of a J whose other columns are 0."""
+    return Linearised(
+        left,
+        lambda direction: at.forward(jnp.where(free, direction, 0.0)),
+        lambda rows: jnp.where(free, at.backward(rows), 0.0),
     )
 
 
-def _linear(function: Linear, position: jax.Array) -> tuple[jax.Array, Linear, Linear]:
+def _linear(function: Linear, position: jax.Array) -> Linearised:
     """Returns the value at a position, and products with J and with its transpose.
 
     J v is the derivative of u -> J^T u, transposed: reverse mode is all that it takes,
@@ -289,4 +277,4 @@ def _linear(function: Linear, position: jax.Array) -> tuple[jax.Array, Linear, L
         rows: jax.Array = push(direction)[0]
         return rows
 
-    return value, forward, backward
+    return Linearised(value, forward, backward)

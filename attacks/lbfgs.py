@@ -17,30 +17,14 @@ that leaves takes its row along, so that slots never have to be sorted.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
-from gradaudit.attacks.base import Best
+from gradaudit.attacks.optimizers import Best, Clock, Evaluate, Progress, Project
 from gradaudit.errors import InputError, at_least
 
 _CURVATURE = 1e-10  # torch keeps a pair only if y.s exceeds this
-
-
-class Evaluate(Protocol):
-    """The objective as an optimizer sees it; `residuals` is for those that ask."""
-
-    def __call__(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the objective and its gradient."""
-
-    @property
-    def residuals(self) -> Callable[[jax.Array], jax.Array]:
-        """Position -> a vector whose squared norm is the objective."""
-
-
-Project = Callable[[jax.Array], jax.Array] | None  # None: there is no box
 
 
 @jax.tree_util.register_dataclass
@@ -77,30 +61,6 @@ class Memory:
     products: Products  # of that gradient
     value: jax.Array  # () at the previous update
     updates: jax.Array  # () over all iterations
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """The carry of one attack iteration."""
-
-    position: jax.Array
-    memory: Memory
-    best: Best
-    active: jax.Array  # whether the last update moved
-    evaluations: jax.Array  # in this iteration
-    value: jax.Array  # at the last evaluation
-    diverged: jax.Array  # an evaluation was not finite
-    first: jax.Array  # at the first evaluation of this iteration
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Clock:
-    """How far a search is: optimizers with a schedule read it."""
-
-    iteration: jax.Array  # () attack iterations done
-    budget: jax.Array | int  # () attack iterations at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +106,6 @@ class LBFGS:
         clock: Clock,
     ) -> Progress:
         """Runs one attack iteration: up to `updates` evaluations and updates."""
-        del clock
         start = Progress(
             position,
             memory,
@@ -205,12 +164,17 @@ class LBFGS:
             # The pair must hold what was moved, or its curvature is another point's.
             stepped = project(stepped)
             step = stepped - position
-        count = memory.updates + 1
-        fresh = Memory(pairs, step, gradient, products, value, count)
+        fresh = Memory(pairs, step, gradient, products, value, memory.updates + 1)
+        # The pairs were written under the mask already.
+        kept = jax.tree.map(
+            lambda new, old: new if new is old else jnp.where(active, new, old),
+            fresh,
+            dataclasses.replace(memory, pairs=pairs),
+        )
         moves = active & descends
         return Progress(
             position=jnp.where(moves, stepped, position),
-            memory=_keep(active, fresh, memory),
+            memory=kept,
             best=best,
             active=moves,
             evaluations=progress.evaluations + evaluated,
@@ -218,19 +182,6 @@ class LBFGS:
             diverged=progress.diverged | (evaluated & ~finite),
             first=jnp.where(index == 0, value, progress.first),
         )
-
-
-def _keep(active: jax.Array, fresh: Memory, old: Memory) -> Memory:
-    """Selects the small parts; the pairs were written under the mask already."""
-    same_pairs = dataclasses.replace(old, pairs=fresh.pairs)
-    chosen: Memory = jax.tree.map(
-        lambda new, previous: (
-            new if new is previous else jnp.where(active, new, previous)
-        ),
-        fresh,
-        same_pairs,
-    )
-    return chosen
 
 
 def _remember_and_apply(

@@ -76,7 +76,7 @@ def truth_in_nats(
 
     A half for each coordinate that was sent, or one if the noise is Laplace.
     """
-    rows = [read for read, _ in chosen(target, target, layers)]
+    rows = [read for (read,) in chosen(layers, target)]
     if evidence is None or not evidence.sparse:
         sent = jnp.asarray(float(sum(read.size for read in rows)))
     else:
@@ -163,23 +163,11 @@ def _evidence_rows(
     evidence: Evidence, target: PyTree, layers: tuple[str, ...]
 ) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
     """Returns (expected, read, variance) of each tensor that counts."""
-    spread = jax.tree.leaves(evidence.spread())
     expected = jax.tree.map(lambda leaf: leaf[0], evidence.expected)
-    names = tree.names(expected)
-    rows = zip(
-        names, jax.tree.leaves(expected), jax.tree.leaves(target), spread, strict=True
-    )
-    counted = [
+    return [
         (e, o, v[0] if v.ndim > e.ndim else v)
-        for name, e, o, v in rows
-        if not layers or name.startswith(layers)
+        for e, o, v in chosen(layers, expected, target, evidence.spread())
     ]
-    if not counted:
-        raise InputError(
-            f"no tensor starts with {' or '.join(layers)}; the model has "
-            f"{', '.join(names)}"
-        )
-    return counted
 
 
 def _smallest_sent(read: list[jax.Array]) -> jax.Array:
@@ -209,21 +197,14 @@ def times(factor: jax.Array, rows: list[jax.Array]) -> list[jax.Array]:
     return [factor * row for row in rows]
 
 
-def chosen(
-    gradient: PyTree, target: PyTree, layers: tuple[str, ...]
-) -> list[tuple[jax.Array, jax.Array]]:
-    """Returns the pairs of tensors whose path starts with one of these names."""
-    paths = tree.names(gradient)
-    pairs = [
-        (a, b)
-        for path, a, b in zip(
-            paths, jax.tree.leaves(gradient), jax.tree.leaves(target), strict=True
-        )
-        if not layers or path.startswith(layers)
-    ]
-    if not pairs:
+def chosen(layers: tuple[str, ...], *trees: PyTree) -> list[tuple[jax.Array, ...]]:
+    """Returns the tensors of each tree whose path starts with one of these names."""
+    paths = tree.names(trees[0])
+    rows = zip(paths, *map(jax.tree.leaves, trees), strict=True)
+    counted = [row for path, *row in rows if not layers or path.startswith(layers)]
+    if not counted:
         raise InputError(
             f"no tensor starts with {' or '.join(layers)}; the model has "
             f"{', '.join(paths)}"
         )
-    return pairs
+    return list(map(tuple, counted))

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.attacks.base import Attack, Best
+from gradaudit.attacks.base import Attack
 from gradaudit.attacks.distances import Distance, SquaredL2
 from gradaudit.attacks.ensembles import Coupling, Pooling, Together
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.lanes import Problem, Reading
-from gradaudit.attacks.lbfgs import LBFGS, Clock, Progress
+from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.objective import objective
-from gradaudit.attacks.optimizers import Optimizer
+from gradaudit.attacks.optimizers import Best, Clock, Optimizer, Progress
 from gradaudit.attacks.priors import Prior, apart, in_nats
 from gradaudit.attacks.starts import (
     Initialization,
@@ -31,7 +31,7 @@ from gradaudit.attacks.starts import (
     layout_of,
     pixel_box,
 )
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, at_least
 from gradaudit.evidence import Told
 from gradaudit.models.model import Model
 from gradaudit.types import (
@@ -66,10 +66,7 @@ class Stop:
     explosion: float = 1e6  # objective / first objective that counts as diverged
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "patience"):
-            value = getattr(self, name)
-            if not value >= 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        at_least(1, iterations=self.iterations, patience=self.patience)
         for name in ("objective", "found"):
             value = getattr(self, name)
             if not value >= 0:
@@ -101,8 +98,7 @@ class Matching(Attack):
     pooling: Pooling | None = None  # one answer of all restarts, in place of the best
 
     def __post_init__(self) -> None:
-        if not self.restarts >= 1:
-            raise InputError(f"restarts must be at least 1, got {self.restarts}")
+        at_least(1, restarts=self.restarts)
 
     @property
     def trials(self) -> int:

@@ -1,18 +1,78 @@
 """Optimizers over one flat position; one call of `iterate` is one attack iteration.
 
-L-BFGS with torch's rules is in `lbfgs`; these wrap optax.
+L-BFGS with torch's rules is in `lbfgs`, Gauss-Newton in `gauss_newton`; those that are
+here wrap optax.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gradaudit.attacks.base import Best
-from gradaudit.attacks.lbfgs import Clock, Evaluate, Progress, Project
 from gradaudit.errors import InputError
+
+
+class Evaluate(Protocol):
+    """The objective as an optimizer sees it; `residuals` is for those that ask."""
+
+    def __call__(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the objective and its gradient."""
+
+    @property
+    def residuals(self) -> Callable[[jax.Array], jax.Array]:
+        """Position -> a vector whose squared norm is the objective."""
+
+
+Project = Callable[[jax.Array], jax.Array] | None  # None: there is no box
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The iterate that the attacker would hand in: lowest own objective so far."""
+
+    position: jax.Array
+    value: jax.Array
+
+    @classmethod
+    def start(cls, position: jax.Array) -> "Best":
+        """Returns a best that any finite value improves on."""
+        return cls(position, jnp.asarray(jnp.inf, position.dtype))
+
+    def improve(self, position: jax.Array, value: jax.Array) -> "Best":
+        """Returns the better of the two; NaN never wins."""
+        better = value < self.value
+        return Best(
+            jnp.where(better, position, self.position),
+            jnp.where(better, value, self.value),
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """How far a search is: optimizers with a schedule read it."""
+
+    iteration: jax.Array  # () attack iterations done
+    budget: jax.Array | int  # () attack iterations at most
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """The carry of one attack iteration."""
+
+    position: jax.Array
+    memory: Any  # the optimizer's own
+    best: Best
+    active: jax.Array  # whether the last update moved
+    evaluations: jax.Array  # in this iteration
+    value: jax.Array  # at the last evaluation
+    diverged: jax.Array  # an evaluation was not finite
+    first: jax.Array  # at the first evaluation of this iteration
 
 
 class Optimizer(Protocol):
@@ -69,9 +129,7 @@ class Adam:
         direction = jnp.sign(gradient) if self.signed else gradient
         scaled, memory = optax.scale_by_adam().update(direction, memory)
         moved = position - self._rate(clock) * scaled
-        return _one_evaluation(
-            position, _projected(project, moved), value, gradient, memory, best
-        )
+        return _one_evaluation(position, moved, project, value, gradient, memory, best)
 
     def _rate(self, clock: Clock) -> jax.Array:
         rate = jnp.asarray(self.learning_rate, jnp.float32)
@@ -102,7 +160,6 @@ class LineSearchLBFGS:
         clock: Clock,
     ) -> Progress:
         """Runs one update with its line search."""
-        del clock
 
         # The objective has its own gradient; the search differentiates through it.
         @jax.custom_jvp
@@ -121,7 +178,8 @@ class LineSearchLBFGS:
         searched = optax.tree.get(memory, "num_linesearch_steps")
         progress = _one_evaluation(
             position,
-            _projected(project, position + updates),
+            position + updates,
+            project,
             value,
             gradient,
             memory,
@@ -136,18 +194,16 @@ class LineSearchLBFGS:
         return optax.lbfgs(memory_size=self.history, linesearch=search)
 
 
-def _projected(project: Project, position: jax.Array) -> jax.Array:
-    return position if project is None else project(position)
-
-
 def _one_evaluation(
     before: jax.Array,
     after: jax.Array,
+    project: Project,
     value: jax.Array,
     gradient: jax.Array,
     memory: Any,
     best: Best,
 ) -> Progress:
+    after = after if project is None else project(after)
     finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
     return Progress(
         position=jnp.where(finite, after, before),

@@ -26,7 +26,7 @@ from gradaudit.attacks.distances import RelativeL2, TensorCosine
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.likelihood import TINY
 from gradaudit.attacks.priors import TotalVariation
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, at_least
 from gradaudit.models.gradients import dense_layers, one_hot
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Observation, PyTree, Reconstruction, Status
@@ -52,12 +52,8 @@ class Peeling(Attack):
     labels: LabelStrategy = LastLayer()
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "rounds"):
-            value = getattr(self, name)
-            if not value >= 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
-        if not self.starts >= _PARENTS:
-            raise InputError(f"starts must be at least {_PARENTS}, got {self.starts}")
+        at_least(1, iterations=self.iterations, rounds=self.rounds)
+        at_least(_PARENTS, starts=self.starts)
 
     def budgeted(self, iterations: int | None, restarts: int | None) -> "Peeling":
         """Returns the attack with rounds of so many iterations."""

@@ -72,14 +72,19 @@ def apart(prior: Prior, public: HostOrDevice | None = None) -> tuple[Prior, floa
 
 
 @dataclasses.dataclass(frozen=True)
-class TotalVariation:
-    """Weight x mean absolute difference of neighbouring pixels (anisotropic)."""
-
-    weight: float = 1e-2
+class _Weighted:
+    weight: float
 
     def __post_init__(self) -> None:
         if not self.weight >= 0:
             raise InputError(f"weight must not be negative, got {self.weight}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TotalVariation(_Weighted):
+    """Weight x mean absolute difference of neighbouring pixels (anisotropic)."""
+
+    weight: float = 1e-2
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns 0 for anything but images."""
@@ -106,14 +111,10 @@ class TotalVariation:
 
 
 @dataclasses.dataclass(frozen=True)
-class SmallPixels:
+class SmallPixels(_Weighted):
     """Weight x mean square of the pixels (an L2 prior)."""
 
     weight: float = 1e-4
-
-    def __post_init__(self) -> None:
-        if not self.weight >= 0:
-            raise InputError(f"weight must not be negative, got {self.weight}")
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the penalty."""
@@ -121,7 +122,7 @@ class SmallPixels:
 
 
 @dataclasses.dataclass(frozen=True)
-class Smooth:
+class Smooth(_Weighted):
     """-log p of an image whose neighbours differ by a Laplace law: a MAP prior.
 
     In nats, so that its share of an objective follows the noise: little of it where
@@ -132,10 +133,6 @@ class Smooth:
 
     nats: ClassVar[bool] = True
     weight: float = 3.2
-
-    def __post_init__(self) -> None:
-        if not self.weight >= 0:
-            raise InputError(f"weight must not be negative, got {self.weight}")
 
     def chosen(self, public: HostOrDevice) -> float:
         """Returns the weight that fits public examples (n, *input_shape) best."""
@@ -160,7 +157,7 @@ def _images_size(inputs: jax.Array) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunningStatistics:
+class RunningStatistics(_Weighted):
     """Weight x how far a batch is from what batch norm saw in training.
 
     The mean over the layers' channels of squared differences of means and of
@@ -169,10 +166,6 @@ class RunningStatistics:
     """
 
     weight: float = 1e-2
-
-    def __post_init__(self) -> None:
-        if not self.weight >= 0:
-            raise InputError(f"weight must not be negative, got {self.weight}")
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns 0: inputs alone don't tell."""

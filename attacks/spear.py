@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradaudit.attacks.base import ClosedForm
-from gradaudit.errors import InputError
+from gradaudit.errors import at_least
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Observation, PyTree, Reconstruction, Status
@@ -55,8 +55,7 @@ class Spear(ClosedForm):
     rounds: int = 60  # of the search for directions
 
     def __post_init__(self) -> None:
-        if not self.rounds >= 1:
-            raise InputError(f"rounds must be at least 1, got {self.rounds}")
+        at_least(1, rounds=self.rounds)
 
     def unfit(self, model: Model, observation: Observation) -> str:
         """Returns in words why there is nothing to invert, if so."""

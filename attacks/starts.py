@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gradaudit.attacks.labels import LabelStrategy
 from gradaudit.data.dataset import Column
-from gradaudit.errors import InputError
+from gradaudit.errors import at_least
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Observation
@@ -47,8 +47,7 @@ class Patterned:
     tiles: int = 2
 
     def __post_init__(self) -> None:
-        if not self.tiles >= 1:
-            raise InputError(f"tiles must be at least 1, got {self.tiles}")
+        at_least(1, tiles=self.tiles)
 
     def __call__(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
         """Returns a different pattern for each example."""

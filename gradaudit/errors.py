@@ -19,7 +19,7 @@ class LostProcess(RuntimeError):
 def at_least(least: int, most: int | None = None, **numbers: int | None) -> None:
     """Raises `InputError` unless every number lies there; None is no number."""
     for name, value in numbers.items():
-        if value is not None and value < least:
+        if value is not None and not value >= least:
             raise InputError(f"{name} must be at least {least}, got {value}")
         if value is not None and most is not None and value > most:
             raise InputError(f"{name} must be at most {most:,}, got {value:,}")

@@ -9,11 +9,10 @@ import pytest
 
 import gradaudit as ga
 from gradaudit.attacks import GaussNewton, Matching, Stop
-from gradaudit.attacks.base import Best
 from gradaudit.attacks.distances import Cosine, RelativeL2, SquaredL2, TensorCosine
 from gradaudit.attacks.gauss_newton import _linear
-from gradaudit.attacks.lbfgs import Clock
 from gradaudit.attacks.objective import Objective
+from gradaudit.attacks.optimizers import Best, Clock
 from gradaudit.attacks.priors import SmallPixels, Smooth, TotalVariation
 from gradaudit.attacks.priors import residuals as of_prior
 from gradaudit.evidence import Evidence

@@ -8,10 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from gradaudit.attacks.base import Best
-from gradaudit.attacks.lbfgs import LBFGS, Clock, Progress
+from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Searching, Stop, _judge
-from gradaudit.attacks.optimizers import Adam, LineSearchLBFGS
+from gradaudit.attacks.optimizers import Adam, Best, Clock, LineSearchLBFGS, Progress
 from gradaudit.types import Status
 
 WEIGHTS = jnp.asarray([1.0, 3.0, 0.5, 7.0])

@@ -8,7 +8,7 @@ import pytest
 
 import gradaudit as ga
 from gradaudit.attacks import PRESETS, Adam, Matching
-from gradaudit.attacks.lbfgs import Clock
+from gradaudit.attacks.optimizers import Clock
 from gradaudit.attacks.presets import parse
 from gradaudit.audit.attack import chosen_attack
 from gradaudit.errors import InputError

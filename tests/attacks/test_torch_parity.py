@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradaudit.attacks.base import Best
 from gradaudit.attacks.distances import SquaredL2
-from gradaudit.attacks.lbfgs import LBFGS, Clock, Memory
+from gradaudit.attacks.lbfgs import LBFGS, Memory
 from gradaudit.attacks.objective import objective
+from gradaudit.attacks.optimizers import Best, Clock
 from gradaudit.attacks.starts import Layout
 from gradaudit.models.convolution import Path, fastest
 from gradaudit.models.gradients import one_hot, per_example_gradients
