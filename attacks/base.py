@@ -14,7 +14,7 @@ from gradaudit import tree
 from gradaudit.attacks import lanes
 from gradaudit.attacks.lanes import Problem
 from gradaudit.attacks.search import Ended, Watcher, search_all
-from gradaudit.attacks.turns import Turn, Verdict, take_turns
+from gradaudit.attacks.turns import Verdict, take_turns
 from gradaudit.errors import InputError
 from gradaudit.models.gradients import has_kinks
 from gradaudit.models.model import Model
@@ -254,41 +254,31 @@ def _in_turn(
     ended: Ended | None,
 ) -> Reconstruction:
     """Lets the members of a portfolio take turns: see `take_turns`."""
-    first = victims.observe(np.zeros(1, np.int64))
-
-    unfit = [member.attack.unfit(model, first) for member in portfolio.members]
-    if any(member.for_kinks for member in portfolio.members):
+    members, first = portfolio.members, victims.observe(np.zeros(1, np.int64))
+    unfit = [member.attack.unfit(model, first) for member in members]
+    if any(member.for_kinks for member in members):
         one = first.first()
         smooth = "" if has_kinks(model, one.params, one.buffers) else "it has no kinks"
-        pairs = zip(unfit, portfolio.members, strict=True)
+        pairs = zip(unfit, members, strict=True)
         unfit = [why or (smooth if member.for_kinks else "") for why, member in pairs]
     if all(unfit):
         raise InputError("; ".join(unfit))
     opener = unfit.index("")
 
-    def turn(index: int, member: Member) -> Turn:
+    def ask(
+        index: int,
+        ids: NDArray[np.int64],
+        watch: Watcher | None,
+        begun: Reconstruction | None,
+    ) -> Reconstruction:
         # The numbers of who opens are those that it has alone.
-        own_key = key if index == opener else jax.random.fold_in(key, index)
-        # Few are left for those that follow: one width, one compiled program.
-        width = lanes.default_lanes(slots or 256, model.alone)
-        own_slots = slots if index == opener else width
-
-        def attacked(
-            ids: NDArray[np.int64],
-            watch: Watcher | None,
-            begun: Reconstruction | None,
-        ) -> Reconstruction:
-            return run(
-                *(member.attack, own_key, model, victims, own_slots),
-                *(watch, ids, None, begun),
-            )
-
-        fits = not unfit[index]
-        return Turn(
-            *(member.attack, member.attack.trials, attacked),
-            *(member.continues, fits),
-            *(member.above, member.below),
-        )
+        own_key, width = key, slots
+        if index != opener:
+            own_key = jax.random.fold_in(key, index)
+            # Few are left for those that follow: one width, one compiled program.
+            width = lanes.default_lanes(slots or 256, model.alone)
+        attack = members[index].attack
+        return run(attack, own_key, model, victims, width, watch, ids, begun=begun)
 
     def judge(ids: NDArray[np.int64], found: Reconstruction) -> list[Verdict]:
         verdicts = []
@@ -298,9 +288,11 @@ def _in_turn(
             verdicts.append(portfolio.judge(model, one, answer.inputs, answer.labels))
         return verdicts
 
-    turns = [turn(index, member) for index, member in enumerate(portfolio.members)]
+    fits = [not why for why in unfit]
     everybody = np.arange(victims.count) if only is None else only
-    return take_turns(turns, judge, everybody, victims.count, watcher, ended)
+    return take_turns(
+        members, fits, ask, judge, everybody, victims.count, watcher, ended
+    )
 
 
 def _one_by_one(

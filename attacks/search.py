@@ -20,7 +20,7 @@ from gradaudit.attacks import lanes
 from gradaudit.attacks.lanes import Problem
 from gradaudit.types import Key, PyTree, Reconstruction, Status
 
-_CUT_SHORT = (Status.INTERRUPTED, Status.MISSING)
+CUT_SHORT = (Status.INTERRUPTED, Status.MISSING)
 _EVALUATIONS_PER_CALL = 40  # progress about once a second, little waste at the end
 
 
@@ -90,7 +90,7 @@ def search_all(
 
 def is_cut_short(result: Reconstruction) -> bool:
     """Returns whether a victim is not done: Ctrl-C came before."""
-    return bool(np.isin(np.asarray(result.status), _CUT_SHORT).any())
+    return bool(np.isin(np.asarray(result.status), CUT_SHORT).any())
 
 
 class _Conveyor:
@@ -207,7 +207,7 @@ class _Conveyor:
         picked = self._out.take(chosen)
         ended = self._out.status.reshape(-1, self._restarts)[which]
         begun = (ended != Status.MISSING).any(axis=1)
-        cut = begun & np.isin(ended, _CUT_SHORT).any(axis=1)
+        cut = begun & np.isin(ended, CUT_SHORT).any(axis=1)
         status = np.where(cut, np.int32(Status.INTERRUPTED), picked.status)
         return dataclasses.replace(
             picked, evaluations=spent, status=status, trial=choice

@@ -5,39 +5,28 @@ criterion sees what leaked and the answer, never the truth.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.attacks.search import Ended, Snapshot, Stopped, Watcher, is_cut_short
+from gradaudit.attacks.search import (
+    CUT_SHORT,
+    Ended,
+    Snapshot,
+    Stopped,
+    Watcher,
+    is_cut_short,
+)
 from gradaudit.types import Reconstruction, Status
+
+if TYPE_CHECKING:
+    from gradaudit.attacks.base import Member
 
 Ids = NDArray[np.int64]
 _WAVE = 64  # victims that are attacked by all before the next ones: what a kill loses
-
-
-@dataclasses.dataclass(frozen=True)
-class Turn:
-    """One attack's turn: `run(ids, watcher, begun)` attacks these victims.
-
-    `begun` are the best answers so far, by victim's number, if it `continues`. One that
-    does not fit what leaked is passed over; so are victims of whom no more than `above`
-    or more than `below` is left unexplained, and, if it `continues`, those whose best
-    answer is the `kind` of attack's own, unless its budget ended it: it would stop
-    where it is.
-    """
-
-    kind: Any  # equal for turns of the same attack
-    restarts: int
-    run: Callable[[Ids, Watcher | None, Reconstruction | None], Reconstruction]
-    continues: bool = False
-    fits: bool = True
-    above: float = 0.0
-    below: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +40,15 @@ class Verdict:
 
 # Judges answers to these victims, one by one.
 Judge = Callable[[Ids, Reconstruction], list[Verdict]]
+# Lets the member of this index attack these victims; the last argument are the best
+# answers so far, by victim's number, if it continues.
+Ask = Callable[[int, Ids, Watcher | None, Reconstruction | None], Reconstruction]
 
 
 def take_turns(
-    turns: Sequence[Turn],
+    members: "Sequence[Member]",
+    fits: Sequence[bool],
+    ask: Ask,
     judge: Judge,
     victims: Ids,
     count: int,
@@ -63,6 +57,8 @@ def take_turns(
 ) -> Reconstruction:
     """Returns what is handed in for these victims (of `count`), stacked.
 
+    A member that does not fit what leaked is passed over.
+
     Guarantee: what a victim gets depends on the victim alone. After Ctrl-C, victims
     that some attack has answered are INTERRUPTED with their best answer, the others
     MISSING; if nobody is cut short, `Stopped` hands it on.
@@ -70,8 +66,8 @@ def take_turns(
     waves = [victims[i : i + _WAVE] for i in range(0, len(victims), _WAVE)]
     done: list[Reconstruction] = []
     for number, wave in enumerate(waves):
-        standing = _Standing(turns, wave, count, len(victims), number * _WAVE)
-        stopped = standing.run(judge, watcher, ended)
+        standing = _Standing(members, fits, wave, count, len(victims), number * _WAVE)
+        stopped = standing.run(ask, judge, watcher, ended)
         done.append(standing.result())
         if stopped:
             missing = sum(len(other) for other in waves[number + 1 :])
@@ -86,37 +82,47 @@ class _Standing:
     """What is known of one wave of victims, after so many turns."""
 
     def __init__(
-        self, turns: Sequence[Turn], wave: Ids, count: int, total: int, before: int
+        self,
+        members: "Sequence[Member]",
+        fits: Sequence[bool],
+        wave: Ids,
+        count: int,
+        total: int,
+        before: int,
     ) -> None:
-        self._turns, self._wave, self._count = turns, wave, count
+        self._members, self._fits = members, fits
+        self._wave, self._count = wave, count
         self._total, self._before = total, before
-        self._firsts = np.cumsum([0, *(turn.restarts for turn in turns)])
-        self._answers: dict[int, Reconstruction] = {}  # by turn, over the wave
+        self._firsts = np.cumsum([0, *(member.attack.trials for member in members)])
+        self._answers: dict[int, Reconstruction] = {}  # by member, over the wave
         self._value = np.full(len(wave), np.inf)
         self._misfit = np.full(len(wave), np.inf)  # the least of all answers
         self._chosen = np.full(len(wave), -1)
         self._open = np.ones(len(wave), bool)
         self._cut = np.zeros(len(wave), bool)
 
-    def run(self, judge: Judge, watcher: Watcher | None, ended: Ended | None) -> bool:
+    def run(
+        self, ask: Ask, judge: Judge, watcher: Watcher | None, ended: Ended | None
+    ) -> bool:
         """Lets everybody have a turn; returns whether Ctrl-C ended it."""
-        for index, turn in enumerate(self._turns):
+        for index, member in enumerate(self._members):
             if not self._open.any():
                 return False
-            rows = np.flatnonzero(self._open & self._asks(turn))
+            rows = np.flatnonzero(self._open & self._asks(index))
             if not len(rows):
                 continue
-            begun = self._best() if turn.continues and self._answers else None
+            begun = self._best() if member.continues and self._answers else None
             stopped = False
             try:
-                found = turn.run(self._wave[rows], self._watch(watcher, index), begun)
+                watch = self._watch(watcher, index)
+                found = ask(index, self._wave[rows], watch, begun)
             except Stopped as stop:
                 found, stopped = stop.args[0], True
             stopped |= is_cut_short(found)
             self._take(index, rows, found, judge)
-            over = np.asarray(found.status) != Status.INTERRUPTED
-            over &= np.asarray(found.status) != Status.MISSING
-            waits = self._waits(index)
+            over = ~np.isin(np.asarray(found.status), CUT_SHORT)
+            later = range(index + 1, len(self._members))
+            waits = np.any([self._asks(other) for other in later], axis=0)
             left = rows[over & ~(waits & self._open)[rows]]
             self._open[left] = False
             if ended is not None and len(left) and not stopped:
@@ -126,26 +132,23 @@ class _Standing:
                 return True
         return False
 
-    def _waits(self, index: int) -> NDArray[np.bool_]:
-        """Returns whom somebody is asked about after this turn."""
-        waits = np.zeros(len(self._wave), bool)
-        for turn in self._turns[index + 1 :]:
-            waits |= self._asks(turn)
-        return waits
+    def _asks(self, index: int) -> NDArray[np.bool_]:
+        """Returns about whom this member is asked, as things stand.
 
-    def _asks(self, turn: Turn) -> NDArray[np.bool_]:
-        """Returns about whom this turn is asked, as things stand."""
-        if not turn.fits:
-            return np.zeros(len(self._wave), bool)
-        asks: NDArray[np.bool_] = self._misfit > turn.above
+        Not about those whose best answer is its own attack's already, if it continues,
+        unless the budget ended that: it would stop where it is.
+        """
+        member = self._members[index]
         # Before the first answer nothing is known of a victim: infinity is no misfit.
-        asks = asks & ((self._misfit <= turn.below) | np.isinf(self._misfit))
-        if not turn.continues:
+        near = (self._misfit <= member.below) | np.isinf(self._misfit)
+        asks: NDArray[np.bool_] = near & (self._misfit > member.above)
+        asks &= self._fits[index]
+        if not member.continues:
             return asks
-        for index, answers in self._answers.items():
-            if self._turns[index].kind == turn.kind:
+        for other, answers in self._answers.items():
+            if self._members[other].attack == member.attack:
                 ended = np.asarray(answers.status) != Status.BUDGET
-                asks = asks & ~((self._chosen == index) & ended)
+                asks &= ~((self._chosen == other) & ended)
         return asks
 
     def _take(self, index: int, rows: Ids, found: Reconstruction, judge: Judge) -> None:
@@ -177,7 +180,7 @@ class _Standing:
         rows = np.arange(len(self._wave)) if rows is None else rows
         opener = min(self._answers)
         absent = _blank_like(self._answers[opener], len(self._wave))
-        each = [self._answers.get(i, absent) for i in range(len(self._turns))]
+        each = [self._answers.get(i, absent) for i in range(len(self._members))]
         everybody: Reconstruction = jax.tree.map(
             lambda *leaves: np.stack([leaf[rows] for leaf in leaves], axis=1), *each
         )
@@ -207,7 +210,7 @@ class _Standing:
         """Returns a watcher that counts trials through all turns."""
         if watcher is None:
             return None
-        each, mine = int(self._firsts[-1]), self._turns[index].restarts
+        each, mine = int(self._firsts[-1]), self._members[index].attack.trials
         gone = int(self._firsts[index])
         solved = int((~self._open).sum())
         going = len(self._wave) - solved
