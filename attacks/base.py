@@ -25,6 +25,7 @@ from gradaudit.types import (
     Observation,
     PyTree,
     Reconstruction,
+    Status,
 )
 
 
@@ -87,12 +88,10 @@ class Attack:
 
         By the attack's own objective, without its priors; None if it can't say.
         """
-        del found, gradient
         return None
 
     def unfit(self, model: Model, observation: Observation) -> str:
         """Returns in words why it can't attack such observations; "" if it can."""
-        del model, observation
         return ""
 
     def altered(self, model: Model, public: HostOrDevice) -> Model:
@@ -100,7 +99,6 @@ class Attack:
 
         `public` are examples (n, *input_shape) of the same kind as the clients'.
         """
-        del public
         return model
 
     def judge(
@@ -111,7 +109,6 @@ class Attack:
 
     def problem(self, model: Model, observation: Observation) -> Problem | None:
         """Returns what is run for observations like this one; None: `reconstruct`."""
-        del model, observation
         return None
 
     def shared(self, observation: Observation) -> PyTree:
@@ -163,6 +160,24 @@ class ClosedForm(Attack, abc.ABC):
             raise InputError(why)
         check_observation(model, observation)
         return self.solve(key, model, observation)
+
+
+def handed_in(
+    inputs: NDArray[np.float32],
+    labels: NDArray[np.int32],
+    objective: float,
+    status: Status,
+    evaluations: int = 0,
+) -> Reconstruction:
+    """Returns what a closed form hands in for one observation."""
+    return Reconstruction(
+        inputs=inputs,
+        labels=labels,
+        objective=np.asarray(objective, np.float32),
+        iterations=np.asarray(0, np.int32),
+        evaluations=np.asarray(evaluations, np.int32),
+        status=np.asarray(status, np.int32),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

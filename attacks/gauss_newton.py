@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit import machine
-from gradaudit.attacks.optimizers import Best, Clock, Evaluate, Progress, Project
+from gradaudit.attacks.optimizers import Evaluate, Progress, Project, Standing
 from gradaudit.errors import InputError, at_least
 
 _GROWS, _SHRINKS = 4.0, 0.25  # of the damping, after a failure and a success
@@ -94,35 +94,28 @@ class GaussNewton:
             jnp.zeros((), jnp.int32),
         )
 
-    def iterate(
-        self,
-        evaluate: Evaluate,
-        project: Project,
-        position: jax.Array,
-        memory: Damping,
-        best: Best,
-        clock: Clock,
-    ) -> Progress:
+    def iterate(self, evaluate: Evaluate, project: Project, at: Standing) -> Progress:
         """Runs one step; a step that does not help raises the damping instead."""
-        at = _linear(evaluate.residuals, position)
-        value = jnp.vdot(at.residual, at.residual)
+        position, memory = at.position, at.memory
+        here = _linear(evaluate.residuals, position)
+        value = jnp.vdot(here.residual, here.residual)
         if position.size <= self.explicit:
-            step, spent = _written_out(at, position.size, memory.damping)
+            step, spent = _written_out(here, position.size, memory.damping)
             moved = position + step if project is None else project(position + step)
         else:
-            memory, slope = self._probed(at, memory, clock.iteration)
-            moved, spent = self._moved(at, memory, slope, position, project)
+            memory, slope = self._probed(here, memory, at.iteration)
+            moved, spent = self._moved(here, memory, slope, position, project)
         step = moved - position
         after = evaluate.residuals(moved)
         reached = jnp.vdot(after, after)
-        linear = at.residual + at.forward(step)
+        linear = here.residual + here.forward(step)
         promised = value - jnp.vdot(linear, linear)
         finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(step))
         helps = finite & jnp.isfinite(reached) & (reached < value)
         good = helps & (value - reached > _GOOD * promised)
         factor = jnp.where(good, _SHRINKS, jnp.where(helps, 1.0, _GROWS))
         damping = jnp.clip(memory.damping * factor, *_DAMPING)
-        best = best.improve(position, jnp.where(finite, value, jnp.inf))
+        best = at.best.improve(position, jnp.where(finite, value, jnp.inf))
         return Progress(
             position=jnp.where(helps, moved, position),
             memory=dataclasses.replace(memory, damping=damping),

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.attacks.base import ClosedForm
+from gradaudit.attacks.base import ClosedForm, handed_in
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.errors import InputError, unknown_name
 from gradaudit.models.model import CoupledNetwork, Model, Network
@@ -185,7 +185,6 @@ class Imprint(ClosedForm):
 
     def unfit(self, model: Model, observation: Observation) -> str:
         """Returns in words why there is no imprint to read, if so."""
-        del observation
         if isinstance(model.network, Imprinted):
             return ""
         return (
@@ -200,20 +199,13 @@ class Imprint(ClosedForm):
         found = _read(network, model, observation.gradient[LAYER], examples)
         inputs = np.full((examples, *model.input_shape), 0.5, np.float32)
         inputs[: len(found)] = found.reshape(len(found), *model.input_shape)
-        labels = None
+        labels = np.full(examples, -1, np.int32)
         if model.output_layer is not None:
-            labels = self.labels(key, model, observation)
-        status = Status.CONVERGED if len(found) else Status.DIVERGED
-        return Reconstruction(
-            inputs=inputs,
-            labels=np.full(examples, -1, np.int32)
-            if labels is None
-            else np.asarray(labels, np.int32),
-            objective=np.asarray(0.0 if len(found) else np.inf, np.float32),
-            iterations=np.asarray(0, np.int32),
-            evaluations=np.asarray(0, np.int32),
-            status=np.asarray(status, np.int32),
-        )
+            told = self.labels(key, model, observation)
+            labels = labels if told is None else np.asarray(told, np.int32)
+        if len(found):
+            return handed_in(inputs, labels, 0.0, Status.CONVERGED)
+        return handed_in(inputs, labels, np.inf, Status.DIVERGED)
 
 
 def imprint(

@@ -16,13 +16,13 @@ from gradaudit.errors import InputError
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Knowledge, Observation
 
+Labels = jax.Array | None
+
 
 class LabelStrategy(Protocol):
     """A way to get labels from an observation."""
 
-    def __call__(
-        self, key: Key, model: Model, observation: Observation
-    ) -> jax.Array | None:
+    def __call__(self, key: Key, model: Model, observation: Observation) -> Labels:
         """Returns labels (examples,), first scores (examples, classes), or None."""
 
 
@@ -33,9 +33,7 @@ class Known:
     ordered: ClassVar[bool] = True
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
 
-    def __call__(
-        self, key: Key, model: Model, observation: Observation
-    ) -> jax.Array | None:
+    def __call__(self, key: Key, model: Model, observation: Observation) -> Labels:
         """Returns the observation's labels."""
         if observation.labels is None:
             raise InputError(
@@ -49,9 +47,7 @@ class Known:
 class Joint:
     """A soft label per example, optimised together with the pixels (DLG)."""
 
-    def __call__(
-        self, key: Key, model: Model, observation: Observation
-    ) -> jax.Array | None:
+    def __call__(self, key: Key, model: Model, observation: Observation) -> Labels:
         """Returns None: the optimiser finds them."""
         return None
 
@@ -64,9 +60,7 @@ class LastLayer:
     that may be negative are handed to `FromBias`, batches to `Counts`.
     """
 
-    def __call__(
-        self, key: Key, model: Model, observation: Observation
-    ) -> jax.Array | None:
+    def __call__(self, key: Key, model: Model, observation: Observation) -> Labels:
         """Returns the inferred labels."""
         if observation.training.examples > 1:
             return Counts()(key, model, observation)
@@ -80,9 +74,7 @@ class LastLayer:
 class FromBias:
     """The negative entry of the last bias' gradient (softmax - one-hot)."""
 
-    def __call__(
-        self, key: Key, model: Model, observation: Observation
-    ) -> jax.Array | None:
+    def __call__(self, key: Key, model: Model, observation: Observation) -> Labels:
         """Returns the inferred labels."""
         if observation.training.examples > 1:
             return Counts()(key, model, observation)
@@ -104,9 +96,7 @@ class Counts:
     samples: int = 256
     drawn: bool = False
 
-    def __call__(
-        self, key: Key, model: Model, observation: Observation
-    ) -> jax.Array | None:
+    def __call__(self, key: Key, model: Model, observation: Observation) -> Labels:
         """Returns the labels, sorted by class."""
         examples = observation.training.examples
         samples = examples if self.drawn else self.samples

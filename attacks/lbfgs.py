@@ -21,7 +21,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from gradaudit.attacks.optimizers import Best, Clock, Evaluate, Progress, Project
+from gradaudit.attacks.optimizers import Evaluate, Progress, Project, Standing
 from gradaudit.errors import InputError, at_least
 
 _CURVATURE = 1e-10  # torch keeps a pair only if y.s exceeds this
@@ -96,25 +96,17 @@ class LBFGS:
         blank, none = jnp.zeros_like(position), jnp.zeros((), jnp.int32)
         return Memory(pairs, blank, blank, products, jnp.zeros((), dtype), none)
 
-    def iterate(
-        self,
-        evaluate: Evaluate,
-        project: Project,
-        position: jax.Array,
-        memory: Memory,
-        best: Best,
-        clock: Clock,
-    ) -> Progress:
+    def iterate(self, evaluate: Evaluate, project: Project, at: Standing) -> Progress:
         """Runs one attack iteration: up to `updates` evaluations and updates."""
         start = Progress(
-            position,
-            memory,
-            best,
+            at.position,
+            at.memory,
+            at.best,
             active=jnp.asarray(True),
             evaluations=jnp.zeros((), jnp.int32),
-            value=jnp.asarray(jnp.inf, position.dtype),
+            value=jnp.asarray(jnp.inf, at.position.dtype),
             diverged=jnp.asarray(False),
-            first=jnp.asarray(jnp.inf, position.dtype),
+            first=jnp.asarray(jnp.inf, at.position.dtype),
         )
 
         def update(progress: Progress, index: jax.Array) -> tuple[Progress, None]:

@@ -18,7 +18,7 @@ from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.attacks.lanes import Problem, Reading
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.objective import objective
-from gradaudit.attacks.optimizers import Best, Clock, Optimizer, Progress
+from gradaudit.attacks.optimizers import Best, Optimizer, Progress, Standing
 from gradaudit.attacks.priors import Prior, apart, in_nats
 from gradaudit.attacks.starts import (
     Initialization,
@@ -167,11 +167,6 @@ class Matching(Attack):
             )
         replays = self.replays(training)
         start = Start(self.init, self.labels, ordered=replays)
-        one = jax.tree.map(lambda leaf: leaf[0], (observation.gradient,))[0]
-        labels = None if observation.labels is None else observation.labels[0]
-        seen = Observation(
-            observation.params, one, observation.buffers, labels, training=training
-        )
         told = tuple(look.told for look in observation.looks)
         parts = dataclasses.replace(
             self,
@@ -182,7 +177,7 @@ class Matching(Attack):
             priors=tuple(apart(prior)[0] for prior in self.priors),
         )
         form = None if self.relaxation is None else self.relaxation.of(model)
-        layout = layout_of(start, model, seen, form)
+        layout = layout_of(start, model, observation.first(), form)
         one_trial = MatchingProblem(parts, model, training, start, layout, told)
         if self.coupling is None and self.pooling is None:
             return one_trial
@@ -259,13 +254,13 @@ class MatchingProblem:
         """Runs one attack iteration and applies the stop rules."""
         observation = self._observation(shared, own)
         budget, level = shared[2]
-        clock = Clock(kept.iteration, budget)
-        progress = self._iterate(observation, shared[4], clock, kept, scratch)
+        at = Standing(kept.position, scratch, kept.best, kept.iteration, budget)
+        progress = self._iterate(observation, shared[4], kept.labels, at)
         scales = [
             self.matching.distance.scale(look.gradient) for look in observation.looks
         ]
         target = level * sum(scales) / len(scales)
-        after = _judge(self.matching.stop, clock.budget, target, kept, progress)
+        after = _judge(self.matching.stop, budget, target, kept, progress)
         return after, progress.memory
 
     def read(self, kept: Searching) -> Reading:
@@ -302,9 +297,8 @@ class MatchingProblem:
         self,
         observation: Observation,
         weights: jax.Array,
-        clock: Clock,
-        kept: Searching,
-        memory: PyTree,
+        labels: jax.Array,
+        at: Standing,
     ) -> Progress:
         matching, layout = self.matching, self.layout
         evaluate = objective(
@@ -314,22 +308,22 @@ class MatchingProblem:
             self.model,
             observation,
             matching.replays(self.training),
-            kept.labels,
+            labels,
             weights,
         )
         bounded = matching.box or matching.relaxation is not None
         project = pixel_box(layout) if bounded else None
         move = matching.optimizer.iterate
         if not matching.cyclic:
-            return move(evaluate, project, kept.position, memory, kept.best, clock)
+            return move(evaluate, project, at)
         owner = jnp.arange(layout.pixels) // int(np.prod(layout.free[1:]))
-        moves = owner == kept.iteration % layout.inputs[0]
+        moves = owner == at.iteration % layout.inputs[0]
         mask = jnp.concatenate([moves, jnp.ones(layout.size - layout.pixels, bool)])
 
         # Another input moves now: what was remembered belongs to another function.
-        fresh = matching.optimizer.init(kept.position)
-        masked = evaluate.moving(mask)
-        return move(masked, project, kept.position, fresh, kept.best, clock)
+        fresh = matching.optimizer.init(at.position)
+        at = dataclasses.replace(at, memory=fresh)
+        return move(evaluate.moving(mask), project, at)
 
 
 def _judge(

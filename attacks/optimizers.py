@@ -53,9 +53,12 @@ class Best:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Clock:
-    """How far a search is: optimizers with a schedule read it."""
+class Standing:
+    """Where a search stands before an iteration."""
 
+    position: jax.Array
+    memory: Any  # the optimizer's own
+    best: Best
     iteration: jax.Array  # () attack iterations done
     budget: jax.Array | int  # () attack iterations at most
 
@@ -81,15 +84,7 @@ class Optimizer(Protocol):
     def init(self, position: jax.Array) -> Any:
         """Returns the memory before the first iteration."""
 
-    def iterate(
-        self,
-        evaluate: Evaluate,
-        project: Project,
-        position: jax.Array,
-        memory: Any,
-        best: Best,
-        clock: Clock,
-    ) -> Progress:
+    def iterate(self, evaluate: Evaluate, project: Project, at: Standing) -> Progress:
         """Runs one attack iteration."""
 
 
@@ -115,26 +110,18 @@ class Adam:
         """Returns optax's state."""
         return optax.scale_by_adam().init(position)
 
-    def iterate(
-        self,
-        evaluate: Evaluate,
-        project: Project,
-        position: jax.Array,
-        memory: Any,
-        best: Best,
-        clock: Clock,
-    ) -> Progress:
+    def iterate(self, evaluate: Evaluate, project: Project, at: Standing) -> Progress:
         """Runs one step."""
-        value, gradient = evaluate(position)
+        value, gradient = evaluate(at.position)
         direction = jnp.sign(gradient) if self.signed else gradient
-        scaled, memory = optax.scale_by_adam().update(direction, memory)
-        moved = position - self._rate(clock) * scaled
-        return _one_evaluation(position, moved, project, value, gradient, memory, best)
+        scaled, memory = optax.scale_by_adam().update(direction, at.memory)
+        moved = at.position - self._rate(at) * scaled
+        return _one_evaluation(at, moved, project, value, gradient, memory)
 
-    def _rate(self, clock: Clock) -> jax.Array:
+    def _rate(self, at: Standing) -> jax.Array:
         rate = jnp.asarray(self.learning_rate, jnp.float32)
         for eighths in (3, 5, 7) if self.decays else ():
-            reached = clock.iteration >= clock.budget * eighths // 8
+            reached = at.iteration >= at.budget * eighths // 8
             rate = jnp.where(reached, 0.1 * rate, rate)
         return rate
 
@@ -150,15 +137,7 @@ class LineSearchLBFGS:
         """Returns optax's state."""
         return self._transformation().init(position)
 
-    def iterate(
-        self,
-        evaluate: Evaluate,
-        project: Project,
-        position: jax.Array,
-        memory: Any,
-        best: Best,
-        clock: Clock,
-    ) -> Progress:
+    def iterate(self, evaluate: Evaluate, project: Project, at: Standing) -> Progress:
         """Runs one update with its line search."""
 
         # The objective has its own gradient; the search differentiates through it.
@@ -171,20 +150,18 @@ class LineSearchLBFGS:
             value, gradient = evaluate(primals[0])
             return value, jnp.vdot(gradient, tangents[0])
 
-        value, gradient = evaluate(position)
+        value, gradient = evaluate(at.position)
         updates, memory = self._transformation().update(
-            gradient, memory, position, value=value, grad=gradient, value_fn=value_of
+            gradient,
+            at.memory,
+            at.position,
+            value=value,
+            grad=gradient,
+            value_fn=value_of,
         )
         searched = optax.tree.get(memory, "num_linesearch_steps")
-        progress = _one_evaluation(
-            position,
-            position + updates,
-            project,
-            value,
-            gradient,
-            memory,
-            best,
-        )
+        moved = at.position + updates
+        progress = _one_evaluation(at, moved, project, value, gradient, memory)
         return dataclasses.replace(
             progress, evaluations=progress.evaluations + searched.astype(jnp.int32)
         )
@@ -195,20 +172,19 @@ class LineSearchLBFGS:
 
 
 def _one_evaluation(
-    before: jax.Array,
+    at: Standing,
     after: jax.Array,
     project: Project,
     value: jax.Array,
     gradient: jax.Array,
     memory: Any,
-    best: Best,
 ) -> Progress:
     after = after if project is None else project(after)
     finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
     return Progress(
-        position=jnp.where(finite, after, before),
+        position=jnp.where(finite, after, at.position),
         memory=memory,
-        best=best.improve(before, jnp.where(finite, value, jnp.inf)),
+        best=at.best.improve(at.position, jnp.where(finite, value, jnp.inf)),
         active=finite,
         evaluations=jnp.ones((), jnp.int32),
         value=value,

@@ -86,7 +86,6 @@ class Peeling(Attack):
 
     def misfit(self, found: Reconstruction, gradient: PyTree) -> float | None:
         """Returns the share of what leaked that the answer leaves unexplained."""
-        del gradient
         return float(found.objective)
 
     def reconstruct(
@@ -126,9 +125,9 @@ class Peeling(Attack):
         rounds: int,
     ) -> Reconstruction:
         inputs = pixels[None]
+        targets = one_hot(labels, model.classes)
         guess = jax.grad(model.loss)(
-            *(observation.params, observation.buffers, inputs),
-            one_hot(labels, model.classes),
+            observation.params, observation.buffers, inputs, targets
         )
         iterations = rounds * self.iterations
         return Reconstruction(

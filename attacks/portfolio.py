@@ -48,19 +48,6 @@ _DROWNED = 0.9
 _MISTAKEN = 1e-5
 
 
-def _handed_in(
-    distance: RelativeL2,
-    model: Model,
-    observation: Observation,
-    inputs: jax.Array,
-    labels: jax.Array,
-) -> tuple[jax.Array, list[Account]]:
-    """Returns an answer's pixels within their range, and what they explain."""
-    replays = observation.training.local_steps > 1
-    inputs, targets = jnp.clip(inputs, 0.0, 1.0), one_hot(labels, model.classes)
-    return inputs, accounts(distance, model, observation, replays, inputs, targets)
-
-
 @dataclasses.dataclass(frozen=True)
 class Plausible:
     """How plausible an answer is to the attacker, in nats: -log p(what leaked, answer).
@@ -77,26 +64,15 @@ class Plausible:
     precision: float = ROUNDING
 
     def __call__(
-        self,
-        model: Model,
-        observation: Observation,
-        inputs: jax.Array,
-        labels: jax.Array,
-        weight: jax.Array | float,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the nats, the relative misfit, and that which noise explains."""
-        inputs, looks = _handed_in(self.distance, model, observation, inputs, labels)
-        found, noises = misfit(looks), [self._noise(look) for look in looks]
-        nats = weight * self.prior(inputs)
+        self, looks: list[Account], found: jax.Array, rough: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the nats, and the misfit that noise explains."""
+        nats, noises = rough, [self._noise(look) for look in looks]
         for look, noise in zip(looks, noises, strict=True):
             alone = look.misfit
             unknown = look.expected * jnp.log(alone + self.precision)
             nats = nats + jnp.where(noise > 0, alone / look.nat, unknown)
-        return (
-            jnp.where(jnp.isnan(nats), jnp.inf, nats),
-            found,
-            jnp.sum(jnp.stack(noises)),
-        )
+        return nats, jnp.sum(jnp.stack(noises))
 
     def _noise(self, look: Account) -> jax.Array:
         if look.known is None:
@@ -120,19 +96,11 @@ class LeastProduct:
     flat: float = 1e-2
 
     def __call__(
-        self,
-        model: Model,
-        observation: Observation,
-        inputs: jax.Array,
-        labels: jax.Array,
-        weight: jax.Array | float,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the product's logarithm, the relative misfit, and 0 for noise."""
-        inputs, looks = _handed_in(self.distance, model, observation, inputs, labels)
-        found = misfit(looks)
-        rough = weight * self.prior(inputs) + self.flat
-        cost = jnp.log(found + self.precision) + jnp.log(rough)
-        return jnp.where(jnp.isnan(cost), jnp.inf, cost), found, jnp.zeros(())
+        self, looks: list[Account], found: jax.Array, rough: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the product's logarithm, and 0 for noise."""
+        cost = jnp.log(found + self.precision) + jnp.log(rough + self.flat)
+        return cost, jnp.zeros(())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +170,6 @@ class Portfolio(Attack):
 
     def misfit(self, found: Reconstruction, gradient: PyTree) -> float | None:
         """Returns what the criterion found unexplained: a portfolio's objective."""
-        del gradient
         return float(found.objective)
 
     def judge(
@@ -230,12 +197,18 @@ def _judged(
     labels: Any,
     weight: float,
 ) -> Any:
-    found = criterion(model, observation, inputs, labels, weight)
-    return *found, _least_share(model, observation, inputs, labels)
+    """Returns the cost, the misfit, what of it noise explains, and `_least_share`."""
+    replays, pixels = observation.training.local_steps > 1, jnp.clip(inputs, 0.0, 1.0)
+    targets = one_hot(labels, model.classes)
+    looks = accounts(criterion.distance, model, observation, replays, pixels, targets)
+    found = misfit(looks)
+    cost, noise = criterion(looks, found, weight * criterion.prior(pixels))
+    cost = jnp.where(jnp.isnan(cost), jnp.inf, cost)
+    return cost, found, noise, _least_share(model, observation, inputs, targets)
 
 
 def _least_share(
-    model: Model, observation: Observation, inputs: jax.Array, labels: jax.Array
+    model: Model, observation: Observation, inputs: jax.Array, targets: jax.Array
 ) -> jax.Array:
     """Returns the smallest part of an example in what leaked: 1 if it is alone.
 
@@ -248,8 +221,7 @@ def _least_share(
     if model.coupled:
         return jnp.zeros(())
     gradients = per_example_gradients(
-        *(model, observation.params, observation.buffers, inputs),
-        one_hot(labels, model.classes),
+        model, observation.params, observation.buffers, inputs, targets
     )
     squares = jax.vmap(tree.dot)(gradients, gradients)
     read = observation.gradient

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.attacks.base import ClosedForm
+from gradaudit.attacks.base import ClosedForm, handed_in
 from gradaudit.errors import at_least
 from gradaudit.models.gradients import one_hot, per_example_gradients
 from gradaudit.models.model import Model
@@ -86,12 +86,12 @@ class Spear(ClosedForm):
         assert model.input_layer is not None
         factors = _factors(model, observation)
         if not len(factors[1]):  # nothing of it rises above the noise
-            return _handed_in(model, observation, None, 0)
+            return _answer(model, observation, None, 0)
         seed = np.asarray(jax.random.key_data(key)).ravel()
         search = _Search(np.random.default_rng(seed), *factors)
         weights = observation.params[model.input_layer]
         solution, rounds = search.run(self.rounds, weights)
-        return _handed_in(model, observation, solution, rounds)
+        return _answer(model, observation, solution, rounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,7 +295,7 @@ def _unit(rows: Matrix) -> Matrix:
     return unit
 
 
-def _handed_in(
+def _answer(
     model: Model, observation: Observation, solution: _Solution | None, rounds: int
 ) -> Reconstruction:
     examples = observation.training.examples
@@ -309,14 +309,8 @@ def _handed_in(
         objective = solution.unexplained
         if solution.unexplained <= _EXPLAINED:
             status = Status.CONVERGED
-    return Reconstruction(
-        inputs=inputs,
-        labels=labels,
-        objective=np.asarray(objective, np.float32),
-        iterations=np.asarray(0, np.int32),
-        evaluations=np.asarray(rounds * _STARTS * _STEPS, np.int32),
-        status=np.asarray(status, np.int32),
-    )
+    evaluations = rounds * _STARTS * _STEPS
+    return handed_in(inputs, labels, objective, status, evaluations)
 
 
 def _labels(

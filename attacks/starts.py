@@ -85,7 +85,6 @@ class Constant:
 
     def __call__(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
         """Returns a flat image."""
-        del key
         return jnp.full(shape, self.value, jnp.float32)
 
 

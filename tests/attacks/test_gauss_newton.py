@@ -12,7 +12,7 @@ from gradaudit.attacks import GaussNewton, Matching, Stop
 from gradaudit.attacks.distances import Cosine, RelativeL2, SquaredL2, TensorCosine
 from gradaudit.attacks.gauss_newton import _linear
 from gradaudit.attacks.objective import Objective
-from gradaudit.attacks.optimizers import Best, Clock
+from gradaudit.attacks.optimizers import Best, Standing
 from gradaudit.attacks.priors import SmallPixels, Smooth, TotalVariation
 from gradaudit.attacks.priors import residuals as of_prior
 from gradaudit.evidence import Evidence
@@ -95,8 +95,8 @@ def test_badly_scaled_least_squares_are_solved_in_a_few_steps(explicit):
 
     @jax.jit
     def step(position, memory, best, iteration):
-        clock = Clock(iteration, 30)
-        return optimizer.iterate(function, None, position, memory, best, clock)
+        at = Standing(position, memory, best, iteration, 30)
+        return optimizer.iterate(function, None, at)
 
     for iteration in range(15):
         made = step(position, memory, best, iteration)
@@ -112,11 +112,10 @@ def test_a_step_that_does_not_help_is_not_taken():
     function = Objective(lambda x: jnp.sum(residuals(x) ** 2), residuals)
     optimizer = GaussNewton()
     at = jnp.full(3, 2.0)
-    made = jax.jit(
-        lambda at: optimizer.iterate(
-            function, None, at, optimizer.init(at), Best.start(at), Clock(0, 9)
-        )
-    )(at)
+    standing = Standing(at, optimizer.init(at), Best.start(at), 0, 9)
+    made = jax.jit(lambda standing: optimizer.iterate(function, None, standing))(
+        standing
+    )
     assert bool(made.diverged) and (made.position == at).all()
 
 
@@ -138,16 +137,16 @@ def test_the_scales_of_the_unknowns_are_averaged_over_steps():
     """A step's few probes alone differ tenfold between equal columns."""
     matrix = jax.random.normal(KEY, (40, 200)) / jnp.sqrt(40.0)
     at, truth = jnp.zeros(200), jnp.sum(jnp.square(matrix), axis=0)
-    residual, _, backward = _linear(lambda x: matrix @ x + 1.0, at)
+    linear = _linear(lambda x: matrix @ x + 1.0, at)
     optimizer = GaussNewton(probes=4, window=8)
     memory, errors = optimizer.init(at), []
     for iteration in range(16):
         step = jnp.asarray(iteration)
-        memory, slope = optimizer._probed(memory, backward, residual, step)
+        memory, slope = optimizer._probed(linear, memory, step)
         errors.append(float(jnp.std(jnp.log(memory.scales / truth))))
     assert errors[-1] < 0.45 * errors[0]
     np.testing.assert_allclose(jnp.mean(memory.scales / truth), 1.0, atol=0.1)
-    np.testing.assert_allclose(slope, matrix.T @ residual, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(slope, matrix.T @ linear.residual, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("again", [0, 2])
@@ -170,8 +169,8 @@ def test_what_a_border_cuts_off_a_step_is_made_up_for(again):
 
     @jax.jit
     def step(position, memory, best, iteration):
-        box, clock = lambda x: jnp.clip(x, 0.0, 1.0), Clock(iteration, 30)
-        return optimizer.iterate(function, box, position, memory, best, clock)
+        at = Standing(position, memory, best, iteration, 30)
+        return optimizer.iterate(function, lambda x: jnp.clip(x, 0.0, 1.0), at)
 
     for iteration in range(6):
         made = step(position, memory, best, iteration)

@@ -10,7 +10,7 @@ import pytest
 
 from gradaudit.attacks.lbfgs import LBFGS
 from gradaudit.attacks.matching import Searching, Stop, _judge
-from gradaudit.attacks.optimizers import Adam, Best, Clock, LineSearchLBFGS, Progress
+from gradaudit.attacks.optimizers import Adam, Best, LineSearchLBFGS, Progress, Standing
 from gradaudit.types import Status
 
 WEIGHTS = jnp.asarray([1.0, 3.0, 0.5, 7.0])
@@ -34,8 +34,9 @@ def walk(optimizer, iterations, project=None, budget=BUDGET):
     position, memory, best = START, optimizer.init(START), Best.start(START)
     positions, iterate = [START], jax.jit(optimizer.iterate, static_argnums=(0, 1))
     for index in range(iterations):
-        clock = Clock(jnp.asarray(index, jnp.int32), budget)
-        progress = iterate(bowl, project, position, memory, best, clock)
+        done = jnp.asarray(index, jnp.int32)
+        at = Standing(position, memory, best, done, budget)
+        progress = iterate(bowl, project, at)
         position, memory, best = progress.position, progress.memory, progress.best
         positions.append(position)
     return np.stack(positions), memory
@@ -92,8 +93,8 @@ def test_in_the_box_the_constrained_minimum_is_found():
 )
 def test_the_first_value_is_that_of_the_first_evaluation(optimizer):
     memory, best = optimizer.init(START), Best.start(START)
-    clock = Clock(jnp.zeros((), jnp.int32), BUDGET)
-    progress = optimizer.iterate(bowl, None, START, memory, best, clock)
+    at = Standing(START, memory, best, jnp.zeros((), jnp.int32), BUDGET)
+    progress = optimizer.iterate(bowl, None, at)
     np.testing.assert_allclose(progress.first, bowl(START)[0], rtol=1e-6)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import gradaudit as ga
 from gradaudit.attacks import PRESETS, Adam, Matching
-from gradaudit.attacks.optimizers import Clock
+from gradaudit.attacks.optimizers import Standing
 from gradaudit.attacks.presets import parse
 from gradaudit.audit.attack import chosen_attack
 from gradaudit.errors import InputError
@@ -25,7 +25,10 @@ def rates(attack: Matching, iterations: int) -> list[float]:
     budget = attack.stop.iterations
     steps = jnp.arange(iterations)
     return [
-        float(r) for r in jnp.stack([optimizer._rate(Clock(i, budget)) for i in steps])
+        float(r)
+        for r in jnp.stack(
+            [optimizer._rate(Standing((), (), (), i, budget)) for i in steps]
+        )
     ]
 
 

@@ -16,7 +16,7 @@ import pytest
 from gradaudit.attacks.distances import SquaredL2
 from gradaudit.attacks.lbfgs import LBFGS, Memory
 from gradaudit.attacks.objective import objective
-from gradaudit.attacks.optimizers import Best, Clock
+from gradaudit.attacks.optimizers import Best, Standing
 from gradaudit.attacks.starts import Layout
 from gradaudit.models.convolution import Path, fastest
 from gradaudit.models.gradients import one_hot, per_example_gradients
@@ -85,7 +85,7 @@ def ours(problem):
     model = build_model("cpl", (28, 28, 1), 10)
     targets = one_hot(jnp.asarray(problem.labels), 10)
     layout = Layout((1, 28, 28, 1), 10, searches_labels=False)
-    clock = Clock(jnp.zeros((), jnp.int32), OUTER)
+    none = jnp.zeros((), jnp.int32)
     leaked = per_example_gradients(model, problem.params, {}, problem.images, targets)
 
     def run(optimizer: LBFGS, iterations: int):
@@ -96,7 +96,8 @@ def ours(problem):
             )
 
             def step(carry, _):
-                progress = optimizer.iterate(evaluate, None, *carry, clock)
+                at = Standing(*carry, none, OUTER)
+                progress = optimizer.iterate(evaluate, None, at)
                 memory: Memory = progress.memory
                 record = (memory.value, progress.position, progress.evaluations)
                 return (progress.position, memory, progress.best), record
