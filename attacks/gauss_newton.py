@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit import machine
-from gradaudit.attacks.optimizers import Evaluate, Progress, Project, Standing
+from gradaudit.attacks.objective import Objective
+from gradaudit.attacks.optimizers import Progress, Project, Standing
 from gradaudit.errors import InputError, at_least
 
 _GROWS, _SHRINKS = 4.0, 0.25  # of the damping, after a failure and a success
@@ -94,7 +95,7 @@ class GaussNewton:
             jnp.zeros((), jnp.int32),
         )
 
-    def iterate(self, evaluate: Evaluate, project: Project, at: Standing) -> Progress:
+    def iterate(self, evaluate: Objective, project: Project, at: Standing) -> Progress:
         """Runs one step; a step that does not help raises the damping instead."""
         position, memory = at.position, at.memory
         here = _linear(evaluate.residuals, position)

@@ -21,7 +21,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from gradaudit.attacks.optimizers import Evaluate, Progress, Project, Standing
+from gradaudit.attacks.objective import Objective
+from gradaudit.attacks.optimizers import Progress, Project, Standing
 from gradaudit.errors import InputError, at_least
 
 _CURVATURE = 1e-10  # torch keeps a pair only if y.s exceeds this
@@ -96,7 +97,7 @@ class LBFGS:
         blank, none = jnp.zeros_like(position), jnp.zeros((), jnp.int32)
         return Memory(pairs, blank, blank, products, jnp.zeros((), dtype), none)
 
-    def iterate(self, evaluate: Evaluate, project: Project, at: Standing) -> Progress:
+    def iterate(self, evaluate: Objective, project: Project, at: Standing) -> Progress:
         """Runs one attack iteration: up to `updates` evaluations and updates."""
         start = Progress(
             at.position,
@@ -117,7 +118,7 @@ class LBFGS:
 
     def _update(
         self,
-        evaluate: Evaluate,
+        evaluate: Objective,
         project: Project,
         progress: Progress,
         index: jax.Array,

@@ -23,8 +23,8 @@ from gradaudit.attacks.priors import Prior, apart, in_nats
 from gradaudit.attacks.starts import (
     Initialization,
     Layout,
+    Mixed,
     Patterned,
-    Relaxation,
     Start,
     continued,
     first_position,
@@ -89,7 +89,7 @@ class Matching(Attack):
     priors: tuple[Prior, ...] = ()
     optimizer: Optimizer = LBFGS()
     box: bool = False  # project onto [0, 1] after every update
-    relaxation: Relaxation | None = None  # move other numbers, which stay valid
+    relaxation: Mixed | None = None  # move other numbers, which stay valid
     cyclic: bool = False  # move only input i mod B in attack iteration i
     unroll: bool = True  # replay the client's local steps when there are several
     stop: Stop = Stop()
@@ -140,19 +140,17 @@ class Matching(Attack):
 
     def shared(self, observation: Observation) -> PyTree:
         """Returns what all victims share: the model; limits and weights as data."""
+        models = [
+            (look.params, look.buffers, look.memory) for look in observation.looks
+        ]
         level = self.stop.level(observation.training.examples)
         limits = np.int32(self.stop.iterations), np.float32(level)
-        public = observation.public
-        weights = [apart(prior, public)[1] for prior in self.priors]
-        model = observation.params, observation.buffers
-        others = [(o.params, o.buffers, o.memory) for o in observation.others]
-        memory, given = observation.memory, np.asarray(weights, np.float32)
-        return *model, limits, memory, given, others
+        weights = [apart(prior, observation.public)[1] for prior in self.priors]
+        return models, limits, np.asarray(weights, np.float32)
 
     def own(self, observation: Observation) -> tuple[PyTree, ...]:
         """Returns what leaked at every look, and the labels if they are known."""
-        first, *later = (look.gradient for look in observation.looks)
-        return first, observation.labels, later
+        return [look.gradient for look in observation.looks], observation.labels
 
     def problem(self, model: Model, observation: Observation) -> Problem:
         """Returns the search; it does not depend on limits, restarts or weights.
@@ -209,9 +207,7 @@ class MatchingProblem:
     training: LocalTraining
     begin: Start
     layout: Layout
-    told: tuple[Told | None, ...] = (
-        None,
-    )  # at every look: the defense, if handed over
+    told: tuple[Told | None, ...]  # at every look: the defense, if handed over
 
     @property
     def evaluations_per_step(self) -> int:
@@ -229,7 +225,7 @@ class MatchingProblem:
             self.begin, self.layout, key, self.model, self._observation(shared, own)
         )
         # What another attack handed in; NaN where there is no such answer.
-        for inputs, answered in own[3:]:
+        for inputs, answered in own[2:]:
             position, labels = continued(
                 self.layout, inputs, answered, (position, labels), self.matching.box
             )
@@ -253,9 +249,9 @@ class MatchingProblem:
     ) -> tuple[Searching, PyTree]:
         """Runs one attack iteration and applies the stop rules."""
         observation = self._observation(shared, own)
-        budget, level = shared[2]
+        _, (budget, level), weights = shared
         at = Standing(kept.position, scratch, kept.best, kept.iteration, budget)
-        progress = self._iterate(observation, shared[4], kept.labels, at)
+        progress = self._iterate(observation, weights, kept.labels, at)
         scales = [
             self.matching.distance.scale(look.gradient) for look in observation.looks
         ]
@@ -276,22 +272,12 @@ class MatchingProblem:
         )
 
     def _observation(self, shared: PyTree, own: PyTree) -> Observation:
-        params, buffers, _, memory, _, models = shared
-        gradient, labels, gradients = own[:3]
-        others = [
+        models, (gradients, labels) = shared[0], own[:2]
+        first, *others = (
             Observation(p, g, b, None, m, training=self.training, told=told)
-            for (p, b, m), g, told in zip(models, gradients, self.told[1:], strict=True)
-        ]
-        return Observation(
-            params,
-            gradient,
-            buffers,
-            labels,
-            memory,
-            others=tuple(others),
-            training=self.training,
-            told=self.told[0],
+            for (p, b, m), g, told in zip(models, gradients, self.told, strict=True)
         )
+        return dataclasses.replace(first, labels=labels, others=tuple(others))
 
     def _iterate(
         self,

@@ -12,19 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gradaudit.attacks.objective import Objective
 from gradaudit.errors import InputError
-
-
-class Evaluate(Protocol):
-    """The objective as an optimizer sees it; `residuals` is for those that ask."""
-
-    def __call__(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the objective and its gradient."""
-
-    @property
-    def residuals(self) -> Callable[[jax.Array], jax.Array]:
-        """Position -> a vector whose squared norm is the objective."""
-
 
 Project = Callable[[jax.Array], jax.Array] | None  # None: there is no box
 
@@ -84,7 +73,7 @@ class Optimizer(Protocol):
     def init(self, position: jax.Array) -> Any:
         """Returns the memory before the first iteration."""
 
-    def iterate(self, evaluate: Evaluate, project: Project, at: Standing) -> Progress:
+    def iterate(self, evaluate: Objective, project: Project, at: Standing) -> Progress:
         """Runs one attack iteration."""
 
 
@@ -110,7 +99,7 @@ class Adam:
         """Returns optax's state."""
         return optax.scale_by_adam().init(position)
 
-    def iterate(self, evaluate: Evaluate, project: Project, at: Standing) -> Progress:
+    def iterate(self, evaluate: Objective, project: Project, at: Standing) -> Progress:
         """Runs one step."""
         value, gradient = evaluate(at.position)
         direction = jnp.sign(gradient) if self.signed else gradient
@@ -137,7 +126,7 @@ class LineSearchLBFGS:
         """Returns optax's state."""
         return self._transformation().init(position)
 
-    def iterate(self, evaluate: Evaluate, project: Project, at: Standing) -> Progress:
+    def iterate(self, evaluate: Objective, project: Project, at: Standing) -> Progress:
         """Runs one update with its line search."""
 
         # The objective has its own gradient; the search differentiates through it.

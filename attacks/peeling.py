@@ -114,26 +114,14 @@ class Peeling(Attack):
             rounds += int(took)
         labels = self.labels(jax.random.fold_in(key, len(shapes)), model, observation)
         assert labels is not None and labels.ndim == 1
-        return self._handed_in(model, observation, outputs, labels, rounds)
-
-    def _handed_in(
-        self,
-        model: Model,
-        observation: Observation,
-        pixels: jax.Array,
-        labels: jax.Array,
-        rounds: int,
-    ) -> Reconstruction:
-        inputs = pixels[None]
-        targets = one_hot(labels, model.classes)
         guess = jax.grad(model.loss)(
-            observation.params, observation.buffers, inputs, targets
+            params, observation.buffers, outputs[None], one_hot(labels, model.classes)
         )
         iterations = rounds * self.iterations
         return Reconstruction(
-            inputs=inputs,
+            inputs=outputs[None],
             labels=labels,
-            objective=RelativeL2(weight=1.0)(guess, observation.gradient),
+            objective=RelativeL2(weight=1.0)(guess, gradient),
             iterations=jnp.asarray(iterations, jnp.int32),
             evaluations=jnp.asarray(iterations * self.starts, jnp.int32),
             status=jnp.asarray(int(Status.BUDGET), jnp.int32),
@@ -199,8 +187,8 @@ class _Stage:
             outputs = self._outputs(params, inputs)
             return jnp.vdot(outputs, seen.slope), outputs
 
-        gradient, outputs = jax.grad(loss, has_aux=True)(seen.params)
-        return gradient, outputs
+        explained: tuple[PyTree, jax.Array] = jax.grad(loss, has_aux=True)(seen.params)
+        return explained
 
     def below(self, seen: _Seen, inputs: jax.Array) -> jax.Array:
         """Returns the slope of the loss by the inputs."""
@@ -217,16 +205,11 @@ class _Stage:
         Pixels are smooth, and what explains them was found by a search itself: there
         directions count, and not sizes.
         """
-        gradient, outputs = self.explained(seen, inputs)
-        pairs = zip(
-            jax.tree.leaves((gradient, outputs)),
-            jax.tree.leaves((seen.gradient, seen.outputs)),
-            strict=True,
-        )
-        if not self.first:
-            return sum((_relative(*pair) for pair in pairs), jnp.zeros(()))
-        distance = TensorCosine()((gradient, outputs), (seen.gradient, seen.outputs))
-        return distance + _VARIATION(inputs[None])
+        found, wanted = self.explained(seen, inputs), (seen.gradient, seen.outputs)
+        if self.first:
+            return TensorCosine()(found, wanted) + _VARIATION(inputs[None])
+        each = jax.tree.leaves(jax.tree.map(_relative, found, wanted))
+        return sum(each, jnp.zeros(()))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -245,14 +228,10 @@ def _searched(
     def descend(start: jax.Array) -> tuple[jax.Array, jax.Array]:
         def step(state: Any, count: jax.Array) -> tuple[Any, None]:
             inputs, moments, best, least = state
-            value, slope = jax.value_and_grad(functools.partial(stage.misfit, seen))(
-                inputs
-            )
+            value, slope = jax.value_and_grad(stage.misfit, argnums=1)(seen, inputs)
             better = value < least
-            best, least = (
-                jnp.where(better, inputs, best),
-                jnp.where(better, value, least),
-            )
+            best = jnp.where(better, inputs, best)
+            least = jnp.where(better, value, least)
             update, moments = adam.update(slope, moments)
             rate = _RATE * largest * schedule(count)
             inputs = jnp.clip(inputs - rate * update, 0.0, limit)

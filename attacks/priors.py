@@ -143,17 +143,13 @@ class Smooth(_Weighted):
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns 0 for anything but images."""
-        return _images_size(inputs) * TotalVariation(self.weight)(inputs)
+        # Half the number of pairs of neighbours, over the two directions.
+        return 0.5 * inputs.size * TotalVariation(self.weight)(inputs)
 
     def residuals(self, inputs: jax.Array) -> jax.Array:
         """Returns those of the total variation."""
         rows = TotalVariation(self.weight).residuals(inputs)
-        return jnp.sqrt(_images_size(inputs)) * rows
-
-
-def _images_size(inputs: jax.Array) -> float:
-    """Returns half the number of pairs of neighbours, over the two directions."""
-    return 0.5 * inputs.size
+        return jnp.sqrt(0.5 * inputs.size) * rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +218,10 @@ def best_weight(images: NDArray[np.float32]) -> float:
             found = _denoised(images + deviation * noise, strength)
             return float(np.sqrt(np.mean(np.square(np.clip(found, 0, 1) - images))))
 
-        power = _least(error, *_POWERS)
+        found = optimize.minimize_scalar(
+            error, bounds=_POWERS, method="bounded", options={"xatol": 0.1}
+        )
+        power = float(found.x)
         return error(power), power
 
     low, high = _NOISES
@@ -230,14 +229,6 @@ def best_weight(images: NDArray[np.float32]) -> float:
         middle = float(np.sqrt(low * high))
         low, high = (middle, high) if cleaned(middle)[0] <= _TOLD else (low, middle)
     return float(2.0 ** cleaned(low)[1])
-
-
-def _least(error: Callable[[float], float], low: float, high: float) -> float:
-    """Returns where a function with one valley is least."""
-    found = optimize.minimize_scalar(
-        error, bounds=(low, high), method="bounded", options={"xatol": 0.1}
-    )
-    return float(found.x)
 
 
 def _denoised(noisy: NDArray[np.float32], strength: float) -> NDArray[np.float32]:
@@ -249,13 +240,11 @@ def _denoised(noisy: NDArray[np.float32], strength: float) -> NDArray[np.float32
     ahead, speed = pairs, 1.0
     for _ in range(_PROJECTIONS):
         image = noisy - strength * _spread(ahead, noisy)
-        before, pairs = (
-            pairs,
-            [
-                np.clip(pair + np.diff(image, axis=axis) / (8 * strength), -1, 1)
-                for axis, pair in zip((1, 2), ahead, strict=True)
-            ],
-        )
+        before = pairs
+        pairs = [
+            np.clip(pair + np.diff(image, axis=axis) / (8 * strength), -1, 1)
+            for axis, pair in zip((1, 2), ahead, strict=True)
+        ]
         faster = (1 + np.sqrt(1 + 4 * speed**2)) / 2
         push, speed = np.float32((speed - 1) / faster), faster
         ahead = [

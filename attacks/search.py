@@ -111,7 +111,9 @@ class _Conveyor:
         self._victims, self._restarts = victims, restarts
         self._total = len(victims) * restarts
         self._told = np.zeros(len(victims), bool)
-        self._shape = self._abstract(key, problem, shared)
+        one = jax.tree.map(lambda leaf: leaf[0], fetch(np.zeros(1, np.int64)))
+        abstract: Any = lanes.begun.eval_shape
+        self._shape = abstract(problem, key, shared, one)
         wanted = slots or lanes.default_slots(self._shape.inputs.size)
         devices = machine.device_count()
         each = -(-self._total // devices)
@@ -125,11 +127,6 @@ class _Conveyor:
         self._own: PyTree = None
         self._iterations = max(1, _EVALUATIONS_PER_CALL // problem.evaluations_per_step)
         self._out = self._blank()
-
-    def _abstract(self, key: Key, problem: Problem, shared: PyTree) -> Any:
-        own = jax.tree.map(lambda leaf: leaf[0], self._fetch(np.zeros(1, np.int64)))
-        shapes: Any = lanes.begun.eval_shape
-        return shapes(problem, key, shared, own)
 
     def run(self) -> Iterator[Snapshot]:
         """Advances until nobody is left, yielding what happened."""

@@ -1,8 +1,7 @@
 """Where the dummy data starts, what the search moves in place of it, and where it lies.
 
-An initialization maps a key and a shape to pixels. A relaxation maps free numbers to
-valid inputs: a part of `Matching`, which for a model gives a form that is frozen and
-hashable, and knows the columns of the table.
+An initialization maps a key and a shape to pixels. A relaxation, a part of `Matching`,
+maps free numbers to valid inputs, by the columns of a model's table.
 
 What is unknown lies in one vector: the pixels (or what a relaxation moves in their
 place) and, where labels are part of the search, a row of scores per example whose
@@ -98,33 +97,6 @@ class Colour:
         return jnp.broadcast_to(jax.random.uniform(key, colour), shape)
 
 
-class Form(Protocol):
-    """A relaxation for one model: pure functions of (examples, ...) arrays."""
-
-    def inputs(self, free: jax.Array) -> jax.Array:
-        """Returns the inputs (examples, *input_shape) that free numbers stand for."""
-
-    def free(self, inputs: jax.Array) -> jax.Array:
-        """Returns free numbers that stand for inputs nearly like these."""
-
-    @property
-    def width(self) -> int:
-        """How many free numbers stand for an input."""
-
-    def boxed(self, free: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Returns which free numbers of this shape are to stay in [0, 1]."""
-
-    def pooled(self, answers: jax.Array) -> jax.Array:
-        """Returns one answer of several: (trials, examples, ...) to (examples, ...)."""
-
-
-class Relaxation(Protocol):
-    """A way to keep dummy inputs valid without a projection."""
-
-    def of(self, model: Model) -> Form:
-        """Returns the form for inputs of this model."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Mixed:
     """Categories by a softmax over their values (Vero et al. 2023), numbers in a box.
@@ -133,22 +105,19 @@ class Mixed:
     Inputs without columns are numbers.
     """
 
-    def of(self, model: Model) -> "MixedForm":
-        """Returns the form for the model's columns."""
-        return MixedForm(model.columns, model.input_shape)
+    def of(self, model: Model) -> "MixedForm | None":
+        """Returns the form for the model's columns; None if it has none."""
+        return MixedForm(model.columns) if model.columns else None
 
 
 @dataclasses.dataclass(frozen=True)
 class MixedForm:
-    """Free numbers (examples, free) of inputs (examples, *shape)."""
+    """Free numbers (examples, width) that stand for inputs (examples, features)."""
 
     columns: tuple[Column, ...]
-    shape: tuple[int, ...]
 
     def inputs(self, free: jax.Array) -> jax.Array:
         """Returns numbers as they are, and shares of every category's values."""
-        if not self.columns:
-            return free.reshape(len(free), *self.shape)
         parts, at = [], 0
         for column in self.columns:
             own = free[:, at : at + _width(column)]
@@ -158,9 +127,10 @@ class MixedForm:
         return jnp.concatenate(parts, axis=1)
 
     def free(self, inputs: jax.Array) -> jax.Array:
-        """Returns numbers as they are, and logarithms of shares."""
-        if not self.columns:
-            return inputs.reshape(len(inputs), -1)
+        """Returns free numbers that stand for inputs nearly like these.
+
+        Numbers as they are, and logarithms of shares.
+        """
         parts = []
         for column, own in self._split(inputs):
             if not column.values:
@@ -173,21 +143,23 @@ class MixedForm:
 
     @property
     def width(self) -> int:
-        """The sum over the columns."""
-        return sum(map(_width, self.columns)) or int(np.prod(self.shape))
+        """How many free numbers stand for an input."""
+        return sum(map(_width, self.columns))
 
     def boxed(self, free: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Returns the numbers; shares are valid whatever they come from."""
-        if not self.columns:
-            return np.ones(free, bool)
+        """Returns which free numbers of this shape are to stay in [0, 1].
+
+        Those that are inputs: shares are valid whatever they come from.
+        """
         each = [[not column.values] * _width(column) for column in self.columns]
         return np.broadcast_to(np.concatenate(each), free)
 
     def pooled(self, answers: jax.Array) -> jax.Array:
-        """Returns the median of numbers, the value with most votes of categories."""
+        """Returns one answer of several: (trials, examples, ...) to (examples, ...).
+
+        The median of numbers, the value with most votes of categories.
+        """
         middle, votes = jnp.median(answers, axis=0), jnp.mean(answers, axis=0)
-        if not self.columns:
-            return middle
         pairs = zip(self._split(middle), self._split(votes), strict=True)
         parts = []
         for (column, number), (_, shares) in pairs:
@@ -221,7 +193,9 @@ class Layout:
     inputs: tuple[int, ...]  # (examples, *input_shape)
     classes: int
     searches_labels: bool
-    form: Form | None = None  # what the coordinates are, if not the pixels themselves
+    form: MixedForm | None = (
+        None  # what the coordinates are, if not the pixels themselves
+    )
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -320,7 +294,7 @@ def _begun(start: Start, model: Model, key: Key, observation: Observation) -> An
 
 
 def layout_of(
-    start: Start, model: Model, observation: Observation, form: Form | None = None
+    start: Start, model: Model, observation: Observation, form: MixedForm | None = None
 ) -> Layout:
     """Returns the layout of one victim's unknowns; asks the parts, by their shapes."""
     key = jax.random.key(0)

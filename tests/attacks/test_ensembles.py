@@ -59,7 +59,7 @@ def searched(positions, status=None):
 
 
 def test_free_numbers_stand_for_the_rows_that_they_come_from():
-    form = MixedForm(COLUMNS, (7,))
+    form = MixedForm(COLUMNS)
     free = form.free(jnp.asarray(ROWS))
     assert free.shape == (3, ROWS.shape[1] + 1)  # the unknown kind is one more
     np.testing.assert_allclose(form.inputs(free), ROWS, atol=0.01)
@@ -69,7 +69,7 @@ def test_free_numbers_stand_for_the_rows_that_they_come_from():
 
 
 def test_shares_of_a_category_sum_to_one_whatever_is_moved():
-    form = MixedForm(COLUMNS, (7,))
+    form = MixedForm(COLUMNS)
     free = 5 * jax.random.normal(jax.random.key(0), (4, 8))
     inputs = np.asarray(form.inputs(free))
     np.testing.assert_allclose(inputs[:, 4:6].sum(axis=1), 1.0, rtol=1e-5)
@@ -77,7 +77,7 @@ def test_shares_of_a_category_sum_to_one_whatever_is_moved():
 
 
 def test_a_vote_takes_the_median_of_numbers_and_the_commonest_value():
-    layout = Layout(ROWS.shape, 2, searches_labels=False, form=MixedForm(COLUMNS, (7,)))
+    layout = Layout(ROWS.shape, 2, searches_labels=False, form=MixedForm(COLUMNS))
     pool = functools.partial(MedianVote().pool, layout)
     wrong = ROWS.copy()
     wrong[:, 0], wrong[:, 4:6] = 0.0, ROWS[:, [5, 4]]

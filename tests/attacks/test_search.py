@@ -205,7 +205,7 @@ def test_trials_of_one_victim_may_influence_each_other():
     kept, _ = jax.jit(alone.step)(shared, own, *alone.start(key, shared, own))
     assert (kept.position[0] != kept.position[1]).all()
     # ... and through the loop, with the couplings of one victim kept apart.
-    coupled, free = (solve(Together(Bowl(), 3, how), 4) for how in (Follow()))
+    coupled, free = (solve(Together(Bowl(), 3, how), 4) for how in (Follow(), None))
     np.testing.assert_allclose(coupled.objective, free.objective, rtol=1e-3, atol=1e-12)
 
 
