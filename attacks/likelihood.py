@@ -121,14 +121,11 @@ def unexplained(
             [jnp.sqrt(weight) * residual for residual, _, weight in terms],
         )
     whole = sum(jnp.sum(jnp.sqrt(weight) * jnp.abs(read)) for _, read, weight in terms)
-    return times(
-        1.0 / jnp.sqrt(whole + TINY),
-        [
-            jnp.sqrt(jnp.sqrt(weight) / small) * residual
-            for residual, read, weight in terms
-            for small in [_held(jnp.abs(residual) + _SMALL * jnp.mean(jnp.abs(read)))]
-        ],
-    )
+    squares = []
+    for residual, read, weight in terms:
+        size = _held(jnp.abs(residual) + _SMALL * jnp.mean(jnp.abs(read)))
+        squares.append(jnp.sqrt(jnp.sqrt(weight) / size) * residual)
+    return times(1.0 / jnp.sqrt(whole + TINY), squares)
 
 
 def _weighed(

@@ -256,7 +256,8 @@ class _Search:
         inputs = _polished(whole, inputs, on | ~off)  # zero is what both say is zero
         slopes = _slopes(whole, inputs, inputs @ kernel + bias > -_EDGE)
         rest = whole - _with_ones(inputs).T @ slopes
-        return _Solution(inputs, slopes, _size(rest) / _size(whole))
+        left = np.linalg.norm(rest) / np.linalg.norm(whole)
+        return _Solution(inputs, slopes, float(left))
 
 
 def _polished(gradient: Matrix, inputs: Matrix, on: NDArray[np.bool_]) -> Matrix:
@@ -284,10 +285,6 @@ def _slopes(gradient: Matrix, inputs: Matrix, on: NDArray[np.bool_]) -> Matrix:
 
 def _with_ones(inputs: Matrix) -> Matrix:
     return np.hstack([inputs, np.ones((len(inputs), 1))])
-
-
-def _size(matrix: Matrix) -> float:
-    return float(np.linalg.norm(matrix))
 
 
 def _unit(rows: Matrix) -> Matrix:
