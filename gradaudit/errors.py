@@ -5,7 +5,10 @@ it into one line on stderr and exit code 2.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 
 class InputError(ValueError):
@@ -47,3 +50,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")
+
+
+def named(kind: str, name: str, known: Mapping[str, Value]) -> Value:
+    """Returns what a table has under a name; raises `InputError` for an unknown one."""
+    if name not in known:
+        raise unknown_name(kind, name, known)
+    return known[name]

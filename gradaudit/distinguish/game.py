@@ -83,10 +83,6 @@ class Trials:
     scores: NDArray[np.float32]  # (n,)
 
     def __post_init__(self) -> None:
-        if self.first.shape != self.scores.shape or self.first.ndim != 1:
-            raise InputError(
-                f"{self.first.shape} choices don't fit {self.scores.shape} scores"
-            )
         bad = int(np.isnan(self.scores).sum())
         if bad:
             raise InputError(

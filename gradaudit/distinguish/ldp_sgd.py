@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradaudit import machine
 from gradaudit.data import Dataset, load_dataset
@@ -31,7 +32,7 @@ from gradaudit.distinguish.game import (
     reporting,
 )
 from gradaudit.distinguish.whitebox import NormPoint, WhiteRule, by_cosine
-from gradaudit.errors import InputError, at_least, check_seed, unknown_name
+from gradaudit.errors import InputError, at_least, check_seed, named
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
 from gradaudit.report import figures_of_privacy as figures
@@ -151,11 +152,29 @@ def play_cells(
         for scene in scenes:
             made = adversary.craft(scene)
             made.gradients.block_until_ready()  # nothing runs on behind an interrupt
-            crafted.append(made)
+            crafted.append(_CraftedPair.of(made, config))
             report(f"{adversary.name}, crafting", 0)
         for box in config.boxes:
             row = _Row(model, dataset, config, adversary, box, report)
             yield from row.cells(game_key, crafted)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CraftedPair:
+    """What a crafter made, and what is exactly known of it for every epsilon."""
+
+    crafted: Crafted
+    norm: float  # of g1
+    laws: list[whitebox.PairLaw]
+    attainable: list[float]
+
+    @classmethod
+    def of(cls, crafted: Crafted, config: LdpConfig) -> "_CraftedPair":
+        """Returns it with its laws, for both boxes."""
+        gradients = np.asarray(crafted.gradients)
+        laws = [whitebox.pair_law(gradients, e, config.clip) for e in config.epsilons]
+        norm = float(jnp.linalg.norm(crafted.gradients[0]))
+        return cls(crafted, norm, laws, list(map(whitebox.attainable_epsilon, laws)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +188,7 @@ class _Row:
     box: Box
     report: Report
 
-    def cells(self, key: Key, crafted: list[Crafted]) -> Iterator[Cell]:
+    def cells(self, key: Key, crafted: list[_CraftedPair]) -> Iterator[Cell]:
         """Yields a cell per epsilon; measurement i has the key fold_in(key, i)."""
         config, name = self.config, self.adversary.name
         rows = [
@@ -180,23 +199,21 @@ class _Row:
         for epsilon, column in zip(config.epsilons, columns, strict=True):
             yield bounds.make_cell(name, self.box, epsilon, column, config.family)
 
-    def _measure(self, key: Key, crafted: Crafted) -> list[Measured]:
+    def _measure(self, key: Key, made: _CraftedPair) -> list[Measured]:
         """Returns one measurement for every epsilon."""
-        config, white = self.config, self.box is Box.WHITE
-        norm = float(jnp.linalg.norm(crafted.gradients[0]))
-        laws = [
-            whitebox.pair_law(crafted.gradients, epsilon, config.clip)
-            for epsilon in config.epsilons
+        exact: list[float | None] = [None] * len(made.laws)
+        if self.box is Box.BLACK:
+            played: Sequence[Trials] = self._black(key, made.crafted)
+        else:
+            played = self._white(key, made.laws)
+            if self.config.white_rule is by_cosine:
+                exact = list(map(whitebox.exact_epsilon, made.laws))
+        return [
+            Measured(trials, made.norm, known, attainable)
+            for trials, known, attainable in zip(
+                played, exact, made.attainable, strict=True
+            )
         ]
-        played = self._white(key, laws) if white else self._black(key, crafted)
-        measured = []
-        for trials, law in zip(played, laws, strict=True):
-            exact = None
-            if white and config.white_rule is by_cosine:
-                exact = bounds.empirical_epsilon(*whitebox.cosine_rates(law))
-            attainable = whitebox.attainable_epsilon(law)
-            measured.append(Measured(trials, norm, exact, attainable))
-        return measured
 
     def _white(self, key: Key, laws: list[whitebox.PairLaw]) -> list[Trials]:
         rule, trials = self.config.white_rule, self.config.trials
@@ -303,7 +320,7 @@ def ldp_audit(
     del arguments["progress"]
     config = LdpConfig(
         epsilons=tuple(epsilons),
-        adversaries=tuple(_named("adversary", n, ADVERSARIES) for n in adversaries),
+        adversaries=tuple(named("adversary", n, ADVERSARIES) for n in adversaries),
         boxes=tuple(boxes),
         trials=trials,
         black_trials=black_trials,
@@ -311,7 +328,7 @@ def ldp_audit(
         clip=clip,
         clients=clients,
         server=server,
-        white_rule=_named("white-box rule", white_rule, whitebox.WHITE_RULES),
+        white_rule=named("white-box rule", white_rule, whitebox.WHITE_RULES),
         significance=significance,
         seed=seed,
     )
@@ -354,9 +371,3 @@ def _play(
         except KeyboardInterrupt:
             return tuple(cells), (), True
     return tuple(cells), sweep, False
-
-
-def _named(what: str, name: str, known: dict[str, Any]) -> Any:
-    if name not in known:
-        raise unknown_name(what, name, known)
-    return known[name]

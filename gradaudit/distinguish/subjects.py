@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import inspect
 import math
 from collections.abc import Callable, Sequence
 
@@ -15,7 +14,7 @@ from gradaudit.defenses.transforms import Defense, init_states, run
 from gradaudit.distinguish.bounds import check_epsilon
 from gradaudit.errors import InputError
 from gradaudit.mechanism import Mechanism, NoiseKind
-from gradaudit.text import load_user_object, users_code
+from gradaudit.text import load_user_object, takes, users_code
 from gradaudit.tree import flatten
 from gradaudit.types import Key, PyTree
 
@@ -162,20 +161,9 @@ def load_function(text: str) -> Release | None:
     if not path.endswith(".py") or not name.isidentifier():
         return None
     found: Release = load_user_object(path, name)
-    return found if _takes_two(found) else None
-
-
-def _takes_two(found: object) -> bool:
-    """Two arguments without defaults: a defense of a user's has defaults, or none."""
-    if not callable(found) or isinstance(found, type):
-        return False
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    required = [
-        parameter
-        for parameter in inspect.signature(found).parameters.values()
-        if parameter.default is inspect.Parameter.empty and parameter.kind in kinds
-    ]
-    return len(required) == 2
+    # A defense of a user's can be called without arguments, or is one.
+    needs_two = takes(found, 2) and not takes(found, 0)
+    return found if needs_two and not isinstance(found, type) else None
 
 
 _BEYOND = 10.0  # how far beyond the clip a canary is, so that a missing clip shows

@@ -103,6 +103,11 @@ def cosine_rates(law: PairLaw) -> tuple[float, float]:
     return 1 - accepted[0], accepted[1]
 
 
+def exact_epsilon(law: PairLaw) -> float:
+    """Returns equation 3 of the cosine rule's exact rates."""
+    return empirical_epsilon(*cosine_rates(law))
+
+
 def attainable_epsilon(law: PairLaw) -> float:
     """Returns the exact privacy loss of this pair: what the best distinguisher reaches.
 
@@ -194,7 +199,7 @@ def norm_sweep(
                 errors = play_white(game_key, law, by_cosine, trials).errors()
                 values.append(empirical_epsilon(errors.fp, errors.fn))
                 advance(trials)
-            exact = empirical_epsilon(*cosine_rates(law))
+            exact = exact_epsilon(law)
             points.append(NormPoint(norm, epsilon, mean(values), spread(values), exact))
     return tuple(points)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gradaudit.errors import InputError, unknown_name
+from gradaudit.errors import InputError, named
 from gradaudit.privacy.events import Events, FloatArray, Unit, check_delta
 from gradaudit.privacy.loss import LossDistribution
 from gradaudit.privacy.renyi import (
@@ -197,6 +197,7 @@ def _rounded(events: Events, delta: float) -> Events:
     )
 
 
+_KIND = "accounting method"
 _GRID = 5e-3  # how far the tight value may lie above the exact one
 
 METHODS: Mapping[str, Method] = {
@@ -256,27 +257,19 @@ class Account:
 
     def __getitem__(self, method: str) -> float:
         """Returns one method's epsilon."""
-        return self.methods[find_method(method, self.methods)].epsilon
-
-
-def find_method(name: str, known: Mapping[str, object] = METHODS) -> str:
-    """Returns the name if it is in the table, else raises in words."""
-    if name not in known:
-        raise unknown_name("accounting method", name, known)
-    return name
+        return named(_KIND, method, self.methods).epsilon
 
 
 def ask(name: str, events: Events, delta: float, convention: str = "clean") -> Question:
     """Returns the method and the events under a convention."""
-    if convention not in CONVENTIONS:
-        raise unknown_name("convention", convention, CONVENTIONS)
+    asked = named("convention", convention, CONVENTIONS)
     check_delta(delta)
-    return CONVENTIONS[convention](METHODS[find_method(name)], events, delta)
+    return asked(named(_KIND, name, METHODS), events, delta)
 
 
 def spend(name: str, events: Events, delta: float, convention: str = "clean") -> Spent:
     """Returns one method's answer."""
-    if not METHODS[find_method(name)].holds_for(events):
+    if not named(_KIND, name, METHODS).holds_for(events):
         raise InputError(f"{name} does not bound draws of a fixed size; ask pld")
     method, asked = ask(name, events, delta, convention)
     epsilon = method.epsilon(asked, delta)
