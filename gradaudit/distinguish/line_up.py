@@ -9,7 +9,7 @@ Gaussian noise an inner product, sum over looks of (<o, g_i> - |g_i|^2 / 2) / s^
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Leakage, Observation
 
+Made = TypeVar("Made")
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]  # (victims, pool)
 
@@ -266,10 +267,11 @@ class Game:
 
     def _read(self, key: Key, draw: int, clients: Ids) -> jax.Array:
         """Returns what leaks of these clients in one look, flat, (clients, d)."""
+        ids = clients.tolist()
+        recipe, people, state = self._recipe, self._population, self._state(draw)
         observation = observe_many(
-            self._recipe, self._population, key, self._state(draw), self._leakage,
-            clients.tolist(), participants=clients.tolist(),
-        )  # fmt: skip
+            recipe, people, key, state, self._leakage, ids, participants=ids
+        )
         return _flat(jax.tree.leaves(observation.gradient), lead=1)
 
     def _state(self, draw: int) -> ServerState:
@@ -281,31 +283,27 @@ class Game:
             params, buffers = self._model.init(key), self._model.initial_buffers(key)
             return initial_state(self._recipe, params, buffers)
 
-        state: ServerState = self._cached(draw, drawn)
-        return state
+        return self._cached(draw, drawn)
 
     def _expected(
         self, draw: int, clients: tuple[int, ...]
     ) -> tuple[jax.Array, jax.Array, Law]:
-        found: tuple[jax.Array, jax.Array, Law] = self._cached(
-            (draw, clients),
-            lambda: _expectations(
-                self._model,
-                self._template(draw),
-                self._population,
-                jnp.asarray(clients, jnp.int32),
-            ),
-        )
-        return found
+        def made() -> Any:
+            ids = jnp.asarray(clients, jnp.int32)
+            blank = self._template(draw)
+            return _expectations(self._model, blank, self._population, ids)
 
-    def _cached(self, name: Any, make: Callable[[], Any]) -> Any:
+        return self._cached((draw, clients), made)
+
+    def _cached(self, name: Any, make: Callable[[], Made]) -> Made:
         """Returns one of the last few that were made: memory stays flat."""
         if name not in self._kept:
             made = make()
             while len(self._kept) >= _KEPT:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[name] = made
-        return self._kept[name]
+        found: Made = self._kept[name]
+        return found
 
     def _template(self, draw: int) -> Observation:
         """Returns an observation with the defense told, and nothing read."""
@@ -313,13 +311,15 @@ class Game:
 
         def made() -> Observation:
             blank = Observation(
-                state.params, (), state.buffers, leakage=self._leakage,
+                params=state.params,
+                sent=(),
+                buffers=state.buffers,
+                leakage=self._leakage,
                 training=training_of(recipe),
-            )  # fmt: skip
+            )
             return told(blank, recipe, state)
 
-        template: Observation = self._cached(("told", draw), made)
-        return template
+        return self._cached(("told", draw), made)
 
 
 def told(
