@@ -52,11 +52,13 @@ from gradaudit.spec import Spec
 from gradaudit.text import users_code
 from gradaudit.types import Key
 
+TRIALS = 100_000
+PILOT = 0.1  # share of the trials that each pair gets in the pilot, on top
+# Tails, where small noise shows, and the middle, where a randomizer's answer shows.
+_QUANTILES = np.concatenate([np.geomspace(1e-3, 0.1, 12), np.linspace(0.15, 0.5, 8)])
+_NUMBERS = 2**22  # held at a time: trials x coordinates
+_SMALLEST_CHUNK, _LARGEST_CHUNK = 2**6, 2**14  # trials
 _TINY = 1e-12
-
-
-# (an output, (d,), and the pair it may come from, (2, d)) -> a score; larger: the first
-Statistic = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def _projection(output: jax.Array, pair: jax.Array) -> jax.Array:
@@ -77,7 +79,7 @@ def _smallness(output: jax.Array, pair: jax.Array) -> jax.Array:
 
 
 def _consistency(output: jax.Array, pair: jax.Array) -> jax.Array:
-    """Returns the logarithm of g2's misfit over g1's, as a line's projection of it.
+    """Returns log(misfit of g2 / misfit of g1) of a projection of it onto a line.
 
     The projection w = <g, v> v satisfies |<w, g>| = |w|^2 for its own g only. LDP-SGD
     must send sgn(<g, v>) v: without the sign function the length of w gives g away.
@@ -87,16 +89,13 @@ def _consistency(output: jax.Array, pair: jax.Array) -> jax.Array:
     return logs[1] - logs[0]
 
 
-STATISTICS: dict[str, Statistic] = {
+# Scores of an output, (d,), that is of one of the pair, (2, d); larger: of the first.
+STATISTICS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "projection": _projection,
     "magnitude": _magnitude,
     "smallness": _smallness,
     "consistency": _consistency,
 }
-
-
-_NUMBERS = 2**22  # held at a time: trials x coordinates
-_SMALLEST_CHUNK, _LARGEST_CHUNK = 2**6, 2**14  # trials
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +139,6 @@ def _play_chunk(release: Release, vectors: jax.Array, keys: jax.Array) -> Any:
         return first, jnp.where(broken, jnp.nan, scores)
 
     return machine.over_units(jax.vmap(trial, (None, 0)), shared=1)(vectors, keys)
-
-
-TRIALS = 100_000
-PILOT = 0.1  # share of the trials that each pair gets in the pilot, on top
-# Tails, where small noise shows, and the middle, where a randomizer's answer shows.
-_QUANTILES = np.concatenate([np.geomspace(1e-3, 0.1, 12), np.linspace(0.15, 0.5, 8)])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -220,7 +220,7 @@ def of_defense(
         claim = Claim(epsilon, 0.0 if mechanisms and pure else delta)
     return Subject(
         name=defense.name,
-        release=_DefenseRelease(defense, params),
+        release=_release_of(defense, params),
         pairs=pairs(blocks, norm, neighbours),
         claim=claim,
         closed_form=closed_form(mechanisms, neighbours, len(sizes), sum(sizes), delta),
@@ -292,22 +292,20 @@ def load_subject(
     )
 
 
-class _DefenseRelease:
-    """A defense as a function of one unit's vector, in round 0."""
+def _release_of(defense: Defense, params: PyTree) -> Release:
+    """Returns a defense as a function of one unit's vector, in round 0."""
+    _, unflatten = flatten(params)
 
-    def __init__(self, defense: Defense, params: PyTree) -> None:
-        self._points = (defense.per_example, defense.update, defense.server)
-        self._params = params
-
-    def __call__(self, key: Key, vector: jax.Array) -> jax.Array:
-        """Returns the vector after the defense's three points."""
-        _, unflatten = flatten(self._params)
+    def release(key: Key, vector: jax.Array) -> jax.Array:
         tree = jax.tree.map(lambda leaf: leaf[None], unflatten(vector))
-        for index, transforms in enumerate(self._points):
-            states = init_states(transforms, self._params)
+        points = (defense.per_example, defense.update, defense.server)
+        for index, transforms in enumerate(points):
+            states = init_states(transforms, params)
             point_key = jax.random.fold_in(key, index)
             tree, _ = run(transforms, point_key, tree, states, 0)
         return flatten(tree)[0]
+
+    return release
 
 
 def _canaries(

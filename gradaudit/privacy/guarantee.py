@@ -37,19 +37,23 @@ SHARED_DRAW = "One draw hides the batch sum; the examples in it share that draw.
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """Whether the claim holds for this run, with reasons as sentences.
+    """Whether the claim holds for this run, with the reasons why not as sentences.
 
     `holds` is one sentence: what holds for the run, however the claim fares.
     `claimed_multiplier` and `effective_multiplier` are the weakest over the rounds:
     sigma for Gaussian noise, 1 / epsilon of one release for pure mechanisms.
     """
 
-    valid: bool
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     claimed_multiplier: float
     effective_multiplier: float
     holds: str = ""
+
+    @property
+    def valid(self) -> bool:
+        """Returns whether nothing speaks against the claim."""
+        return not self.reasons
 
     @property
     def verdict(self) -> str:
@@ -61,7 +65,7 @@ def judge(plan: PrivacyPlan) -> Guarantee:
     """Returns the verdict on the plan's claim; the sentence `holds` is left empty."""
     mechanisms = plan.mechanisms
     if not mechanisms:
-        return Guarantee(False, (NO_MECHANISM,), (), 0.0, 0.0)
+        return Guarantee((NO_MECHANISM,), (), 0.0, 0.0)
     claimed = min(_weakest(m, plan.stated_noise(m)) for m in mechanisms)
     effective = min(
         0.0 if m.data_dependent else _weakest(m, plan.effective_noise(m))
@@ -73,7 +77,6 @@ def judge(plan: PrivacyPlan) -> Guarantee:
     said = [] if broken else [caveat for m in mechanisms for caveat in m.caveats]
     broken += _drawn_otherwise(plan)
     return Guarantee(
-        valid=not broken,
         reasons=tuple(dict.fromkeys(broken)),
         notes=tuple(dict.fromkeys(said)),
         claimed_multiplier=claimed,

@@ -313,7 +313,8 @@ def privacy_as_plain(privacy: Privacy) -> dict[str, Any]:
         ),
         "effective_neighbouring": effective.relation if effective else None,
         "views": [_view_as_plain(view) for view in privacy.views],
-        "guarantee": dataclasses.asdict(privacy.guarantee)
+        "guarantee": {"valid": privacy.guarantee.valid}
+        | dataclasses.asdict(privacy.guarantee)
         | {"verdict": privacy.guarantee.verdict},
     }
 
