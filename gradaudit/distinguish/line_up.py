@@ -59,6 +59,9 @@ class Law:
         return self == Law()
 
 
+Expected = tuple[jax.Array, jax.Array, Law]  # what is sent, its variance, the law
+
+
 def log_likelihood(
     law: Law, read: jax.Array, expected: jax.Array, variance: jax.Array
 ) -> jax.Array:
@@ -116,10 +119,10 @@ def scores_by_product(
 @functools.partial(jax.jit, static_argnums=0)
 def _expectations(
     model: Model, observation: Observation, population: Population, clients: jax.Array
-) -> tuple[jax.Array, jax.Array, Law]:
+) -> Expected:
     """Returns what each client would have sent, its variance, (clients, d), the law."""
 
-    def one(client: jax.Array) -> tuple[jax.Array, jax.Array, Law]:
+    def one(client: jax.Array) -> Expected:
         places = population.starts[client] + jnp.arange(population.largest)
         chosen = population.indices[places]
         inputs, labels = population.inputs[chosen], population.labels[chosen]
@@ -285,13 +288,11 @@ class Game:
 
         return self._cached(draw, drawn)
 
-    def _expected(
-        self, draw: int, clients: tuple[int, ...]
-    ) -> tuple[jax.Array, jax.Array, Law]:
-        def made() -> Any:
-            ids = jnp.asarray(clients, jnp.int32)
-            blank = self._template(draw)
-            return _expectations(self._model, blank, self._population, ids)
+    def _expected(self, draw: int, clients: tuple[int, ...]) -> Expected:
+        def made() -> Expected:
+            ids, blank = jnp.asarray(clients, jnp.int32), self._template(draw)
+            found: Expected = _expectations(self._model, blank, self._population, ids)
+            return found
 
         return self._cached((draw, clients), made)
 
