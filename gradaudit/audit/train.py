@@ -14,13 +14,12 @@ from gradaudit import files, machine, tree
 from gradaudit.audit.training_plan import Plan, Statistics, make_plan
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import InputError, at_least
+from gradaudit.errors import InputError, at_least, within_unit
 from gradaudit.federation.checkpoint import RunFolder
 from gradaudit.federation.recipe import ServerState
 from gradaudit.federation.setting import Setting, setting_as_plain
 from gradaudit.federation.training import Progress, RoundRecord, Stopped, train_until
 from gradaudit.models.model import Model
-from gradaudit.privacy.events import check_delta
 from gradaudit.report import figures
 from gradaudit.report.result import PARAMETERS, SCHEMA_VERSION, Result
 from gradaudit.spec import Spec
@@ -245,7 +244,7 @@ def _check(
     target_epsilon: float | None,
 ) -> None:
     """Refuses, before any work, what would only fail after it."""
-    check_delta(delta)
+    within_unit(delta=delta)
     if not (target_accuracy is None or 0 < target_accuracy <= 1):
         raise InputError(f"target_accuracy must lie in (0, 1], got {target_accuracy}")
     if not (target_epsilon is None or 0 < target_epsilon < math.inf):

@@ -309,18 +309,11 @@ class Game:
     def _template(self, draw: int) -> Observation:
         """Returns an observation with the defense told, and nothing read."""
         recipe, state = self._recipe, self._state(draw)
-
-        def made() -> Observation:
-            blank = Observation(
-                params=state.params,
-                sent=(),
-                buffers=state.buffers,
-                leakage=self._leakage,
-                training=training_of(recipe),
-            )
-            return told(blank, recipe, state)
-
-        return self._cached(("told", draw), made)
+        training = training_of(recipe)
+        blank = Observation(
+            state.params, (), state.buffers, leakage=self._leakage, training=training
+        )
+        return self._cached(("told", draw), lambda: told(blank, recipe, state))
 
 
 def told(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from gradaudit.errors import InputError, at_least
+from gradaudit.errors import InputError, at_least, within_unit
 from gradaudit.mechanism import Mechanism, Point
 from gradaudit.privacy.calibrate import least
 from gradaudit.privacy.events import Events, Unit, gaussian, pure
@@ -85,8 +85,7 @@ def near(
     """
     if len(public) < 2:
         raise InputError("the prior needs at least two public examples")
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence must lie in (0, 1), got {confidence}")
+    within_unit(confidence=confidence)
     at_least(1, batch=batch)
     kept = np.random.default_rng(0).permutation(len(public))[:_MOST_PUBLIC]
     rows = np.asarray(public, np.float32)[np.sort(kept)].reshape(len(kept), -1)

@@ -146,12 +146,6 @@ def from_sensitivity_trace(
     return gaussian(noise_std / trace, q)
 
 
-def check_delta(delta: float) -> None:
-    """Raises unless delta can be one."""
-    if not 0 < delta < 1:
-        raise InputError(f"delta must lie in (0, 1), got {delta}")
-
-
 def _events(
     noise: Numbers, q: Numbers, steps: int | None, *, pure: bool, fixed: bool
 ) -> Events:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from gradaudit.errors import InputError, named
-from gradaudit.privacy.events import Events, FloatArray, Unit, check_delta
+from gradaudit.errors import InputError, named, within_unit
+from gradaudit.privacy.events import Events, FloatArray, Unit
 from gradaudit.privacy.loss import LossDistribution
 from gradaudit.privacy.renyi import (
     CLASSIC_ORDERS,
@@ -263,7 +263,7 @@ class Account:
 def ask(name: str, events: Events, delta: float, convention: str = "clean") -> Question:
     """Returns the method and the events under a convention."""
     asked = named("convention", convention, CONVENTIONS)
-    check_delta(delta)
+    within_unit(delta=delta)
     return asked(named(_KIND, name, METHODS), events, delta)
 
 

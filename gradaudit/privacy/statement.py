@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gradaudit.errors import within_unit
 from gradaudit.federation.setting import (
     Selection,
     Setting,
     setting_as_plain,
     setting_in_words,
 )
-from gradaudit.privacy.events import Events, Unit, check_delta
+from gradaudit.privacy.events import Events, Unit
 from gradaudit.privacy.guarantee import (
     TRUTH_METHOD,
     Guarantee,
@@ -158,7 +159,7 @@ def privacy_of(
     plan: PrivacyPlan, *, delta: float = 1e-5, convention: str = "clean"
 ) -> Privacy:
     """Returns what a plan claims, accounts for and really releases."""
-    check_delta(delta)
+    within_unit(delta=delta)
     claim, held = plan.claimed(), plan.effective()
     unit = plan.unit
     claimed = account(claim, delta, unit=unit, convention=convention) if claim else None
