@@ -1,7 +1,6 @@
 """Clips that adapt: to a quantile of the norms, or to each coordinate."""
 
 import dataclasses
-import math
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from gradaudit.defenses.noise import add_noise, draw_like, noisy_means
 from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import Bound, State
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, positive
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
@@ -50,8 +49,7 @@ class QuantileClip:
     count_sigma: float = 5.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise InputError(f"clip must be positive and finite, got {self.clip}")
+        positive(clip=self.clip)
         if not self.sigma >= 0:
             raise InputError(f"sigma must not be negative, got {self.sigma}")
         if not 0 < self.quantile < 1:
@@ -182,8 +180,7 @@ class AdaClip:
     largest_variance: float = 10.0  # h_2
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise InputError(f"clip must be positive and finite, got {self.clip}")
+        positive(clip=self.clip)
         if not self.sigma >= 0:
             raise InputError(f"sigma must not be negative, got {self.sigma}")
         for name in ("mean_decay", "variance_decay"):

@@ -1,7 +1,6 @@
 """Compression: sending fewer coordinates, which is sometimes sold as a defense."""
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import jax
@@ -12,7 +11,7 @@ from gradaudit.defenses.clipping import Scope
 from gradaudit.defenses.noise import draw_like, unbounded
 from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import Bound, State, Stateless
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, positive
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
@@ -233,10 +232,7 @@ class SharedNoise:
     bound: float
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "bound"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{name} must be positive and finite, got {value}")
+        positive(epsilon=self.epsilon, bound=self.bound)
 
     def add(self, key: Key, leaves: list[jax.Array]) -> list[jax.Array]:
         """Returns the bounded and noisy coordinates of every unit."""

@@ -25,7 +25,7 @@ from gradaudit.defenses.transforms import (
     is_independent,
     release_of,
 )
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, positive
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.models.model import Model
@@ -211,10 +211,7 @@ class LayerwiseLaplace(Stateless):
     importance: Importance = ()
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "sensitivity"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{name} must be positive and finite, got {value}")
+        positive(epsilon=self.epsilon, sensitivity=self.sensitivity)
         for layer, weight in self.importance:
             if not (math.isfinite(weight) and weight > 0):
                 raise InputError(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from gradaudit.defenses.clipping import unit_norms
 from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import Bound, State, Stateless
-from gradaudit.errors import InputError
+from gradaudit.errors import positive
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
@@ -64,10 +64,7 @@ class LdpRandomizer(Stateless):
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise InputError(f"epsilon must be positive and finite, got {self.epsilon}")
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise InputError(f"clip must be positive and finite, got {self.clip}")
+        positive(epsilon=self.epsilon, clip=self.clip)
 
     def apply(
         self, key: Key, tree: PyTree, state: State, t: jax.Array | int

@@ -5,6 +5,7 @@ it into one line on stderr and exit code 2.
 """
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -26,6 +27,13 @@ def at_least(least: int, most: int | None = None, **numbers: int | None) -> None
             raise InputError(f"{name} must be at least {least}, got {value}")
         if value is not None and most is not None and value > most:
             raise InputError(f"{name} must be at most {most:,}, got {value:,}")
+
+
+def positive(**numbers: float | None) -> None:
+    """Raises `InputError` unless every number is positive and finite; None is none."""
+    for name, value in numbers.items():
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{name} must be positive and finite, got {value}")
 
 
 def within_unit(**numbers: float) -> None:

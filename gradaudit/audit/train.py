@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import pathlib
 import statistics as numbers
 from collections.abc import Callable, Collection
@@ -14,7 +13,7 @@ from gradaudit import files, machine, tree
 from gradaudit.audit.training_plan import Plan, Statistics, make_plan
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense
-from gradaudit.errors import InputError, at_least, within_unit
+from gradaudit.errors import InputError, at_least, positive, within_unit
 from gradaudit.federation.checkpoint import RunFolder
 from gradaudit.federation.recipe import ServerState
 from gradaudit.federation.setting import Setting, setting_as_plain
@@ -247,10 +246,7 @@ def _check(
     within_unit(delta=delta)
     if not (target_accuracy is None or 0 < target_accuracy <= 1):
         raise InputError(f"target_accuracy must lie in (0, 1], got {target_accuracy}")
-    if not (target_epsilon is None or 0 < target_epsilon < math.inf):
-        raise InputError(
-            f"target_epsilon must be positive and finite, got {target_epsilon}"
-        )
+    positive(target_epsilon=target_epsilon)
     at_least(
         1,
         evaluate_every=evaluate_every,

@@ -7,13 +7,12 @@ example gives away through one client it gives away through each that holds it.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.errors import InputError, unknown_name
+from gradaudit.errors import InputError, positive, unknown_name
 from gradaudit.text import call_with_text
 
 Indices = NDArray[np.int32]  # (clients, examples)
@@ -165,8 +164,7 @@ class Dirichlet(Partition):
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise InputError(f"alpha must be positive and finite, got {self.alpha}")
+        positive(alpha=self.alpha)
 
     def _assigned(
         self, rng: np.random.Generator, labels: Labels, clients: int, examples: int

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from gradaudit.distinguish.game import (
     keys_over_devices,
     play_in_chunks,
 )
-from gradaudit.errors import InputError
+from gradaudit.errors import positive
 from gradaudit.models.model import Model
 from gradaudit.tree import flatten
 from gradaudit.types import Key, PyTree
@@ -40,14 +39,7 @@ class Server:
     as_printed: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise InputError(
-                f"learning_rate must be positive and finite, got {self.learning_rate}"
-            )
-        if not (
-            self.radius is None or (math.isfinite(self.radius) and self.radius > 0)
-        ):
-            raise InputError(f"radius must be positive and finite, got {self.radius}")
+        positive(learning_rate=self.learning_rate, radius=self.radius)
 
     def step_length(self, size: int, epsilon: float, clip: float) -> float:
         """Returns learning_rate * factor for gradients of `size` coordinates."""

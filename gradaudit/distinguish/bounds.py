@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradaudit.distinguish.game import Box, Errors, Trials
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, positive
 
 SIGNIFICANCE = 0.05
 MOST_EPSILON = 30.0  # e^30 trials would be needed to see an error
@@ -253,8 +253,7 @@ def spread(values: list[float]) -> float:
 
 def check_epsilon(epsilon: float) -> None:
     """Raises unless epsilon can be claimed and tested."""
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise InputError(f"epsilon must be positive and finite, got {epsilon}")
+    positive(epsilon=epsilon)
     if not epsilon <= MOST_EPSILON:
         raise InputError(
             f"epsilon must be at most {MOST_EPSILON:g}, got {epsilon:g}: no number of "

@@ -1,7 +1,6 @@
 """`ga.ldp_audit`: LDP-SGD against six adversaries, cell by cell."""
 
 import dataclasses
-import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,7 @@ from gradaudit.distinguish.game import (
     reporting,
 )
 from gradaudit.distinguish.whitebox import NormPoint, WhiteRule, by_cosine
-from gradaudit.errors import InputError, at_least, check_seed, named
+from gradaudit.errors import InputError, at_least, check_seed, named, positive
 from gradaudit.models.model import Model
 from gradaudit.models.networks import build_model
 from gradaudit.report import figures_of_privacy as figures
@@ -89,8 +88,7 @@ class LdpConfig:
         for box in self.boxes:
             check_trials(self.trials_of(box))
         at_least(1, 10_000, measurements=self.measurements)
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise InputError(f"clip must be positive and finite, got {self.clip}")
+        positive(clip=self.clip)
         at_least(1, clients=self.clients)
         bounds.check_significance(self.significance)
         check_seed(self.seed)

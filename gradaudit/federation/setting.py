@@ -2,11 +2,10 @@
 
 import dataclasses
 import enum
-import math
 from typing import Any
 
 from gradaudit.data.partition import PARTITIONS, PUBLISHED_HOLDINGS, Partition
-from gradaudit.errors import InputError, at_least, unknown_name
+from gradaudit.errors import InputError, at_least, positive, unknown_name
 
 _MOST = 10**9  # of anything that is counted
 
@@ -82,10 +81,7 @@ class Setting:
                 f"batch_size must be at most the {self.examples} examples of a client, "
                 f"got {self.batch_size}"
             )
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError(
-                f"learning_rate must be positive and finite, got {self.learning_rate}"
-            )
+        positive(learning_rate=self.learning_rate)
 
 
 def _published(dataset: str, batch_size: int = 5, rounds: int = 100) -> Setting:
