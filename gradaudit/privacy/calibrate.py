@@ -106,7 +106,7 @@ def read_log(path: str | pathlib.Path) -> list[tuple[int, float]]:
     try:
         with pathlib.Path(path).open(newline="") as file:
             rows = list(csv.DictReader(file))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"can't read the training log {path}: {error}") from None
     columns = set(rows[0]) if rows else set()
     step = next((name for name in ("step", "round") if name in columns), None)
@@ -117,7 +117,7 @@ def read_log(path: str | pathlib.Path) -> list[tuple[int, float]]:
         )
     try:
         return [
-            (int(row[str(step)]), float(row["accuracy"]))
+            (int(row[step] or ""), float(row["accuracy"]))
             for row in rows
             if row["accuracy"]  # a round without a validation
         ]

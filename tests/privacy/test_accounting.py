@@ -361,6 +361,14 @@ def test_a_log_without_the_columns_is_refused(tmp_path):
         read_log(tmp_path / "none.csv")
 
 
+@pytest.mark.parametrize("content", [b"\xd0\xff", b"a\0b\n", b"accuracy,round\n0.5"])
+def test_a_log_that_is_no_table_is_refused(tmp_path, content):
+    path = tmp_path / "log.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="the training log"):
+        read_log(path)
+
+
 def test_next_to_no_noise_is_told_without_gigabytes():
     """The losses of many steps would spread over a grid of millions of points."""
     tracemalloc.start()
