@@ -33,8 +33,7 @@ from gradaudit.benchmarks.suite import (
 from gradaudit.benchmarks.training_cells import central_batch, data_of
 from gradaudit.data import FullCopy
 from gradaudit.defenses.transforms import run
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, initial_state
+from gradaudit.federation.recipe import Population, Recipe, initial_state
 from gradaudit.federation.round import default_chunk, run_round
 from gradaudit.federation.setting import Setting
 from gradaudit.models.networks import build_model

@@ -33,8 +33,13 @@ from gradaudit.benchmarks.suite import (
 )
 from gradaudit.data import Shards, load_dataset
 from gradaudit.federation.client import train_client
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, ServerState, client_key, initial_state
+from gradaudit.federation.recipe import (
+    Population,
+    Recipe,
+    ServerState,
+    client_key,
+    initial_state,
+)
 from gradaudit.federation.round import aggregate, run_round, weighted_sum
 from gradaudit.federation.setting import Setting
 from gradaudit.models.convolution import Path

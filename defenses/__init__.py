@@ -6,8 +6,7 @@ if __name__ != "gradaudit.defenses":
         "write `import gradaudit.defenses`, not `import defenses`"
     )
 
-from gradaudit.defenses.clipping import Norm, Scope
-from gradaudit.defenses.fast_mean import mean_of_units
+from gradaudit.defenses.clipping import Norm, Scope, mean_of_units
 from gradaudit.defenses.layers import pogz
 from gradaudit.defenses.local import randomize
 from gradaudit.defenses.noise import NoiseAt

@@ -38,7 +38,7 @@ class Transform(Protocol):
     round and client; any other sees the clients of the whole round at once, with one
     key. `additive`: it only adds noise that does not depend on the units, so that a
     Poisson batch can get the noise of its expected size. And two protocols: `Releases`
-    says what the transform releases, for accounting; `OnePass` (in fast_mean) gives
+    says what the transform releases, for accounting; `OnePass` (in clipping) gives
     the mean over units at less cost.
     """
 
@@ -228,6 +228,19 @@ def run(
         tree, state = result
         following.append(state)
     return tree, tuple(following)
+
+
+def run_alone(
+    transforms: tuple[Transform, ...],
+    key: Key,
+    unit: PyTree,
+    states: tuple[State, ...],
+    t: jax.Array | int,
+) -> tuple[PyTree, tuple[State, ...]]:
+    """Runs transforms on one unit that has no axis of units."""
+    units = jax.tree.map(lambda leaf: leaf[None], unit)
+    units, following = run(transforms, key, units, states, t)
+    return jax.tree.map(lambda leaf: leaf[0], units), following
 
 
 def init_states(transforms: tuple[Transform, ...], params: PyTree) -> tuple[State, ...]:

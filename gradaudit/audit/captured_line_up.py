@@ -23,7 +23,7 @@ from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish.line_up import scores_of, told
 from gradaudit.errors import InputError
-from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Population
 from gradaudit.models.adapters import model_for
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model

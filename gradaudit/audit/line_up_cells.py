@@ -17,8 +17,7 @@ from gradaudit.data import Dataset, load_dataset
 from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish.line_up import Game, Group, Ids, Scores, worst_case
 from gradaudit.errors import InputError, at_least, check_seed
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, ServerState
+from gradaudit.federation.recipe import Population, Recipe, ServerState
 from gradaudit.federation.setting import Setting
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model

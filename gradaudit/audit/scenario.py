@@ -22,8 +22,7 @@ from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense
 from gradaudit.distinguish.line_up import told
 from gradaudit.errors import InputError
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, ServerState, initial_state
+from gradaudit.federation.recipe import Population, Recipe, ServerState, initial_state
 from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Setting
 from gradaudit.federation.taps import observe_many, private_data

@@ -19,16 +19,10 @@ from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError, check_seed
 from gradaudit.federation import checkpoint
-from gradaudit.federation.population import Population, sampler_of
-from gradaudit.federation.recipe import Recipe, ServerState
+from gradaudit.federation.recipe import Population, Recipe, ServerState
+from gradaudit.federation.round import PublicData, hold_out
 from gradaudit.federation.setting import PAPER_SETTINGS, Batches, Selection, Setting
-from gradaudit.federation.training import (
-    Progress,
-    PublicData,
-    RoundRecord,
-    Training,
-    hold_out,
-)
+from gradaudit.federation.training import Progress, RoundRecord, Training, sampler_of
 from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.models.model import standardize as standardized

@@ -20,8 +20,7 @@ from gradaudit.attacks.objective import expected_evidence
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import Defense, ToldDefense, init_states
 from gradaudit.evidence import Evidence
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, ServerState, initial_state
+from gradaudit.federation.recipe import Population, Recipe, ServerState, initial_state
 from gradaudit.federation.taps import observe_many, training_of
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model

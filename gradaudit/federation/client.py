@@ -8,12 +8,16 @@ import jax.numpy as jnp
 import optax
 
 from gradaudit import tree
-from gradaudit.defenses.clipping import weighted_means
-from gradaudit.defenses.fast_mean import mean_of_units, takes_factors
-from gradaudit.defenses.transforms import State, Transform, run
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, ServerState, iteration_keys, update_key
-from gradaudit.federation.setting import Batches
+from gradaudit.defenses.clipping import mean_of_units, takes_factors, weighted_means
+from gradaudit.defenses.transforms import State, Transform, run, run_alone
+from gradaudit.federation.recipe import (
+    Population,
+    Recipe,
+    ServerState,
+    iteration_keys,
+    update_key,
+)
+from gradaudit.federation.setting import Batches, Optimizer
 from gradaudit.models.gradients import (
     dense_layers,
     factored_gradients,
@@ -22,6 +26,8 @@ from gradaudit.models.gradients import (
 )
 from gradaudit.models.model import Model
 from gradaudit.types import Key, PyTree
+
+_OPTIMIZERS = {Optimizer.SGD: optax.sgd, Optimizer.ADAM: optax.adam}
 
 
 @jax.tree_util.register_dataclass
@@ -55,8 +61,7 @@ class ClientReport:
     """A finished client: what it sends, and what is measured about it."""
 
     update: PyTree  # after the `update` transforms
-    per_example: tuple[State, ...]
-    update_states: tuple[State, ...]
+    states: PyTree  # of the `per_example` and of the `update` transforms
     steps: Step  # leaves lead with (local_steps,)
     buffers: PyTree  # after local training; sent beside the update where they move
 
@@ -79,10 +84,6 @@ def example_gradients(
     return losses, gradients
 
 
-def _itself(gradient: PyTree) -> PyTree:
-    return gradient
-
-
 def _mean(units: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(units, is_leaf=is_outer)
     alike = [jnp.ones(leaf.shape[0], jnp.float32) for leaf in leaves]
@@ -90,7 +91,9 @@ def _mean(units: PyTree) -> PyTree:
 
 
 def _norms(
-    first: jax.Array, gradient: PyTree, read: Callable[[PyTree], PyTree] = _itself
+    first: jax.Array,
+    gradient: PyTree,
+    read: Callable[[PyTree], PyTree] = lambda gradient: gradient,
 ) -> jax.Array:
     """Returns the tensors' norms, or zeros without the work after the first step."""
 
@@ -121,30 +124,28 @@ def _batch_gradient(
     recipe: Recipe,
     key: Key,
     local: Local,
-    inputs: jax.Array,
-    labels: jax.Array,
+    batch: tuple[jax.Array, jax.Array],
     t: jax.Array,
     first: jax.Array,
     tapped: bool,
 ) -> tuple[PyTree, Local, Step]:
     """Returns the defended gradient of a batch, and the client's memory after it."""
+    model, (inputs, labels) = recipe.model, batch
     if not recipe.per_example:  # the mean of the examples' gradients, without them
-        targets = one_hot(labels, recipe.model.classes)
         (loss, buffers), gradient = jax.value_and_grad(
-            recipe.model.loss_and_buffers, has_aux=True
-        )(local.params, local.buffers, inputs, targets)
+            model.loss_and_buffers, has_aux=True
+        )(local.params, local.buffers, inputs, one_hot(labels, model.classes))
         norms = _norms(first, gradient)
         after = dataclasses.replace(local, buffers=buffers)
         return gradient, after, Step(loss, norms, norms)
-    factorable = dense_layers(recipe.model) and takes_factors(recipe.per_example)
+    factorable = dense_layers(model) and takes_factors(recipe.per_example)
     if factorable and not tapped:
-        targets = one_hot(labels, recipe.model.classes)
         losses, gradients = factored_gradients(
-            recipe.model, local.params, local.buffers, inputs, targets
+            model, local.params, local.buffers, inputs, one_hot(labels, model.classes)
         )
     else:
         losses, gradients = example_gradients(
-            recipe.model, local.params, local.buffers, inputs, labels
+            model, local.params, local.buffers, inputs, labels
         )
     before = _norms(first, gradients, read=_mean)
     average = _averaged if tapped else mean_of_units
@@ -172,12 +173,12 @@ def _poisson_gradient(
     """
     inputs, labels, present = batch
     weights = present / recipe.batch_size
-    targets = one_hot(labels, recipe.model.classes)
 
     def total(units: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), units)
 
     if not recipe.per_example:
+        targets = one_hot(labels, recipe.model.classes)
 
         def loss_of(params: PyTree) -> jax.Array:
             losses = recipe.model.losses(params, local.buffers, inputs, targets)
@@ -217,21 +218,19 @@ def local_steps(
     tapped: bool,
 ) -> tuple[Local, Step]:
     """Runs the first `steps` local iterations of a client; `key` is the client's."""
-    optimizer = recipe.local_optimizer()
+    optimizer = _OPTIMIZERS[recipe.optimizer](recipe.learning_rate)
+    poisson = recipe.batches is Batches.POISSON
+    drawn = population.poisson_batch if poisson else population.batch
+    gradient_of: Callable[..., tuple[PyTree, Local, Step]] = (
+        _poisson_gradient if poisson else _batch_gradient
+    )
 
     def iterate(local: Local, step: jax.Array) -> tuple[Local, Step]:
         batch_key, noise_key = iteration_keys(key, step)
-        size, t, initial = recipe.batch_size, start.round, step == 0
-        if recipe.batches is Batches.POISSON:
-            coins = population.poisson_batch(batch_key, client, size)
-            gradient, local, seen = _poisson_gradient(
-                recipe, noise_key, local, coins, t, initial, tapped
-            )
-        else:
-            inputs, labels = population.batch(batch_key, client, size)
-            gradient, local, seen = _batch_gradient(
-                recipe, noise_key, local, inputs, labels, t, initial, tapped
-            )
+        batch = drawn(batch_key, client, recipe.batch_size)
+        gradient, local, seen = gradient_of(
+            recipe, noise_key, local, batch, start.round, step == 0, tapped
+        )
         change, memory = optimizer.update(gradient, local.optimizer, local.params)
         params = optax.apply_updates(local.params, change)
         return dataclasses.replace(local, params=params, optimizer=memory), seen
@@ -260,11 +259,11 @@ def train_client(
     local, seen = local_steps(
         recipe, population, key, start, client, recipe.local_steps, tapped
     )
-    update = tree.subtract(local.params, start.params)
-    # The client stands alone at its own `update` point: an axis of one unit.
-    alone = jax.tree.map(lambda leaf: leaf[None], update)
-    alone, states = run(
-        recipe.update, update_key(key), alone, start.update, start.round
+    update, states = run_alone(
+        recipe.update,
+        update_key(key),
+        tree.subtract(local.params, start.params),
+        start.update,
+        start.round,
     )
-    update = jax.tree.map(lambda leaf: leaf[0], alone)
-    return ClientReport(update, local.states, states, seen, local.buffers)
+    return ClientReport(update, (local.states, states), seen, local.buffers)

@@ -6,15 +6,25 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from numpy.typing import NDArray
 
-from gradaudit.defenses.transforms import State, run
+from gradaudit.data import Dataset
+from gradaudit.defenses.transforms import State, run, run_alone
 from gradaudit.errors import InputError
 from gradaudit.federation.client import ClientReport, train_client
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, ServerState, client_key, server_key
+from gradaudit.federation.recipe import (
+    Draw,
+    Population,
+    Recipe,
+    ServerState,
+    client_key,
+    round_key,
+)
 from gradaudit.federation.setting import Weighting
 from gradaudit.machine import device_count, over_units
+from gradaudit.models.gradients import one_hot
+from gradaudit.models.model import Model
 from gradaudit.types import HostOrDevice, Key, PyTree
 
 
@@ -63,10 +73,8 @@ def at_server(
     noise is addressed by round and client: who else takes part, and who is computed
     together with whom, changes nothing.
     """
-    own = jax.random.fold_in(server_key(key, state.round), client)
-    alone = jax.tree.map(lambda leaf: leaf[None], update)
-    alone, _ = run(recipe.server, own, alone, state.server, state.round)
-    return jax.tree.map(lambda leaf: leaf[0], alone)
+    own = jax.random.fold_in(round_key(key, state.round, Draw.SERVER), client)
+    return run_alone(recipe.server, own, update, state.server, state.round)[0]
 
 
 def at_server_together(
@@ -77,9 +85,8 @@ def at_server_together(
     `updates` lead with the participants in the order of their ids: all of the round,
     and nobody else, because the transforms may look at all of them.
     """
-    return run(
-        recipe.server, server_key(key, state.round), updates, state.server, state.round
-    )
+    common = round_key(key, state.round, Draw.SERVER)
+    return run(recipe.server, common, updates, state.server, state.round)
 
 
 @jax.tree_util.register_dataclass
@@ -198,8 +205,11 @@ def _round(
     totals, losses, updates = on_devices(population, key, state, clients, real)
     totals = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), totals)
     count = exactly or jnp.sum(real)
-    per_example, update = _mean_states(
-        (state.per_example, state.update), totals.states, count
+    # What clients' transforms remember is averaged, as their models are.
+    per_example, update = jax.tree.map(
+        lambda old, total: (total / count).astype(old.dtype),
+        (state.per_example, state.update),
+        totals.states,
     )
     params, buffers = state.params, state.buffers
     if not recipe.server_sees_round:
@@ -254,12 +264,11 @@ def _on_one_device(
         losses = jnp.mean(reports.steps.loss, axis=1)
         return _totals(recipe, state, reports, weights, present), (losses, kept)
 
-    def one_chunk(
-        totals: _Totals, part: tuple[jax.Array, jax.Array]
-    ) -> tuple[_Totals, tuple[jax.Array, PyTree]]:
+    def one_chunk(totals: _Totals, part: tuple[jax.Array, jax.Array]) -> _Chunk:
         if skips:
-            idle = functools.partial(_nothing, zeros)
-            added, kept = jax.lax.cond(jnp.any(part[1]), work, idle, *part)
+            added, kept = jax.lax.cond(
+                jnp.any(part[1]), work, lambda *unused: zeros, *part
+            )
         else:
             added, kept = work(*part)
         return jax.tree.map(jnp.add, totals, added), kept
@@ -271,11 +280,6 @@ def _on_one_device(
     totals = jax.tree.map(lambda leaf: leaf[None], totals)  # an axis of devices
     updates = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), updates)
     return totals, losses.reshape(-1), updates
-
-
-def _nothing(zeros: _Chunk, *unused: jax.Array) -> _Chunk:
-    del unused
-    return zeros
 
 
 def _totals(
@@ -290,23 +294,70 @@ def _totals(
     def total(leaf: jax.Array) -> jax.Array:
         return jnp.tensordot(mask, leaf.astype(jnp.float32), axes=1)
 
-    steps = reports.steps
-    together = recipe.server_sees_round
     moved: PyTree = ()
     if recipe.model.coupled:
         moved = jax.tree.map(jnp.subtract, reports.buffers, state.buffers)
     return _Totals(
         weight=jnp.sum(weights),
-        sent=() if together else weighted_sum(reports.update, weights),
+        sent=() if recipe.server_sees_round else weighted_sum(reports.update, weights),
         buffers=weighted_sum(moved, weights),
-        states=jax.tree.map(total, (reports.per_example, reports.update_states)),
-        norm_before=total(steps.norm_before[:, 0]),
-        norm_after=total(steps.norm_after[:, 0]),
+        states=jax.tree.map(total, reports.states),
+        norm_before=total(reports.steps.norm_before[:, 0]),
+        norm_after=total(reports.steps.norm_after[:, 0]),
     )
 
 
-def _mean_states(before: PyTree, totals: PyTree, count: int | jax.Array) -> PyTree:
-    """What clients' transforms remember is averaged, as their models are."""
-    return jax.tree.map(
-        lambda old, total: (total / count).astype(old.dtype), before, totals
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PublicData:
+    """The server's own examples, and how it learns from them (one epoch of SGD)."""
+
+    inputs: jax.Array  # (examples, *input_shape)
+    labels: jax.Array  # (examples,)
+    batch_size: int = dataclasses.field(default=50, metadata={"static": True})
+    learning_rate: float = dataclasses.field(default=0.05, metadata={"static": True})
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def fine_tune(
+    model: Model, key: Key, params: PyTree, buffers: PyTree, public: PublicData
+) -> tuple[PyTree, PyTree]:
+    """Returns parameters and buffers after one epoch in random order.
+
+    A rest that does not fill a batch is left out.
+    """
+    size, held = public.batch_size, len(public.inputs)
+    if held < size:
+        raise InputError(f"{held} public examples are fewer than a batch of {size}")
+    optimizer = optax.sgd(public.learning_rate)
+    order = jax.random.permutation(key, held)
+    batches = order[: held // size * size].reshape(held // size, size)
+
+    def step(
+        carry: tuple[PyTree, PyTree, optax.OptState], chosen: jax.Array
+    ) -> tuple[tuple[PyTree, PyTree, optax.OptState], None]:
+        params, buffers, memory = carry
+        targets = one_hot(public.labels[chosen], model.classes)
+        gradient, buffers = jax.grad(model.loss_and_buffers, has_aux=True)(
+            params, buffers, public.inputs[chosen], targets
+        )
+        change, memory = optimizer.update(gradient, memory, params)
+        return (optax.apply_updates(params, change), buffers, memory), None
+
+    start = (params, buffers, optimizer.init(params))
+    (params, buffers, _), _ = jax.lax.scan(step, start, batches)
+    return params, buffers
+
+
+def hold_out(data: Dataset, count: int, seed: int) -> tuple[PublicData | None, Dataset]:
+    """Returns the server's own examples, and the others; no example is both."""
+    if count == 0:
+        return None, data
+    if not 0 < count < len(data):
+        raise InputError(f"public examples must lie in 1..{len(data) - 1}, got {count}")
+    order = np.random.default_rng(seed).permutation(len(data))
+    own = data.take(order[:count])
+    public = PublicData(
+        jnp.asarray(own.inputs), jnp.asarray(own.labels), batch_size=min(50, count)
     )
+    return public, data.take(np.sort(order[count:]))

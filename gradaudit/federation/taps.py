@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from gradaudit import machine
 from gradaudit.defenses.transforms import run
 from gradaudit.errors import InputError
-from gradaudit.federation.client import (
-    ClientReport,
-    example_gradients,
-    local_steps,
-    train_client,
+from gradaudit.federation.client import example_gradients, local_steps, train_client
+from gradaudit.federation.recipe import (
+    Population,
+    Recipe,
+    ServerState,
+    client_key,
+    iteration_keys,
 )
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, ServerState, client_key, iteration_keys
 from gradaudit.federation.round import at_server, at_server_together
 from gradaudit.federation.setting import Batches
 from gradaudit.types import Key, Leakage, LocalTraining, Observation, PyTree, Victim
@@ -78,10 +78,8 @@ def observe_many(
     if leakage is Leakage.SERVER and recipe.server_sees_round:
         everybody = _participants(population, clients, participants)
         rows = np.searchsorted(everybody, np.asarray(clients))
-        updates, after = jax.tree.map(
-            lambda leaf: leaf[rows],
-            _whole_round(recipe, population, key, state, jnp.asarray(everybody)),
-        )
+        sent = _updates(recipe, leakage, population, key, state, jnp.asarray(everybody))
+        updates, after = jax.tree.map(lambda leaf: leaf[rows], sent)
     else:
         updates, after = _updates(recipe, leakage, population, key, state, ids)
     return Observation(
@@ -204,42 +202,22 @@ def _updates(
     state: ServerState,
     clients: jax.Array,
 ) -> tuple[PyTree, PyTree]:
-    """Returns what each client sent, at the client or, alone, at the server."""
+    """Returns what each client sent, as it leaves the client or the server."""
+    at_round = leakage is Leakage.SERVER and recipe.server_sees_round
 
     def one(client: jax.Array) -> tuple[PyTree, PyTree]:
         own = client_key(key, state.round, client)
         report = train_client(recipe, population, own, state, client, tapped=True)
         update = report.update
-        if leakage is Leakage.SERVER and recipe.server:
+        if leakage is Leakage.SERVER and recipe.server and not at_round:
             update = at_server(recipe, key, state, client, update)
-        return update, _sent_buffers(recipe, report)
+        return update, report.buffers if recipe.model.coupled else {}
 
-    return jax.vmap(one)(clients)
-
-
-@machine.briefly(static_argnums=(0,))
-def _whole_round(
-    recipe: Recipe,
-    population: Population,
-    key: Key,
-    state: ServerState,
-    participants: jax.Array,
-) -> tuple[PyTree, PyTree]:
-    """Returns what all participants sent as the server makes it together."""
-
-    def one(client: jax.Array) -> tuple[PyTree, PyTree]:
-        own = client_key(key, state.round, client)
-        report = train_client(recipe, population, own, state, client, tapped=True)
-        return report.update, _sent_buffers(recipe, report)
-
-    size = min(_TOGETHER, len(participants))
-    updates, buffers = jax.lax.map(one, participants, batch_size=size)
+    if not at_round:
+        return jax.vmap(one)(clients)
+    size = min(_TOGETHER, len(clients))
+    updates, buffers = jax.lax.map(one, clients, batch_size=size)
     return at_server_together(recipe, key, state, updates)[0], buffers
-
-
-def _sent_buffers(recipe: Recipe, report: ClientReport) -> PyTree:
-    """Returns the buffers that a client sends: none where it leaves them alone."""
-    return report.buffers if recipe.model.coupled else {}
 
 
 @machine.briefly(static_argnums=(0,))

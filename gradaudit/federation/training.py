@@ -1,5 +1,6 @@
-"""A whole training: rounds until a target, measured, saved and interruptible."""
+"""A whole training: who takes part, rounds until a target, measured, interruptible."""
 
+import abc
 import dataclasses
 import enum
 import functools
@@ -9,26 +10,176 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from numpy.typing import NDArray
 
 from gradaudit import tree
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import check_state
 from gradaudit.errors import InputError
-from gradaudit.federation.population import Clients, Population, Sampler, Values
 from gradaudit.federation.recipe import (
+    Draw,
+    Population,
     Recipe,
     ServerState,
-    fine_tuning_key,
     initial_state,
-    selection_key,
+    poisson_room,
+    round_key,
 )
-from gradaudit.federation.round import RoundInfo, default_chunk, run_round
+from gradaudit.federation.round import (
+    PublicData,
+    RoundInfo,
+    default_chunk,
+    fine_tune,
+    run_round,
+)
+from gradaudit.federation.setting import Selection, Setting
 from gradaudit.machine import device_count, place
 from gradaudit.mechanism import Point
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.types import Key, PyTree
+
+Clients = NDArray[np.integer]  # ids of the selected clients
+Sizes = NDArray[np.integer]  # (clients,) examples held
+Values = NDArray[np.float32]  # what a sampler remembers between rounds
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler(abc.ABC):
+    """Selects the clients of a round, `count` of them on average.
+
+    This one looks at nobody: it remembers nothing.
+    """
+
+    clients: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= self.clients:
+            raise InputError(
+                f"clients per round must lie in 1..{self.clients}, got {self.count}"
+            )
+
+    @property
+    def room(self) -> int | None:
+        """How many clients a round is made room for; None if it is always `count`."""
+        return None
+
+    def init(self, sizes: Sizes) -> Values:
+        """Returns the values before the first round."""
+        return np.zeros(0, np.float32)
+
+    @abc.abstractmethod
+    def select(self, key: Key, values: Values) -> Clients:
+        """Returns the ids of the clients of a round, each at most once."""
+
+    def learn(
+        self, values: Values, clients: Clients, losses: Values, sizes: Sizes
+    ) -> Values:
+        """Returns the values after a round with these clients and their losses."""
+        return values
+
+
+class FixedSize(Sampler):
+    """Exactly `count` of the clients, uniformly without replacement."""
+
+    def select(self, key: Key, values: Values) -> Clients:
+        """Returns `count` different ids."""
+        chosen = jax.random.choice(key, self.clients, (self.count,), replace=False)
+        return np.asarray(chosen)
+
+
+class Poisson(Sampler):
+    """Each client on its own coin: the sampling that privacy accounting assumes.
+
+    On average `count` clients take part; a round can be empty.
+    """
+
+    @property
+    def room(self) -> int | None:
+        """What a round hardly ever exceeds; one that does is still computed whole."""
+        return poisson_room(self.clients, self.count)
+
+    def select(self, key: Key, values: Values) -> Clients:
+        """Returns the ids whose coin fell."""
+        rate = self.count / self.clients
+        coins = jax.random.bernoulli(key, rate, (self.clients,))
+        return np.flatnonzero(np.asarray(coins))
+
+
+@dataclasses.dataclass(frozen=True)
+class ActiveSelection(Sampler):
+    """Clients with much data and a high loss more often (Zhu et al., Algorithm 1).
+
+    A client's value is its last training loss times its share of the data, 0 before
+    it ever took part; the first round is uniform. The `dropped` share of smallest
+    values (alpha_1) is passed over; of the others, (1 - explored) * count clients
+    are drawn with probability proportional to exp(sharpness * value) (alpha_2), and
+    explored * count (alpha_3) uniformly from all that remain. Selection looks at the
+    private data through the losses: subsampling amplification does not apply to it.
+    """
+
+    dropped: float = 0.75
+    sharpness: float = 0.01
+    explored: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("dropped", "explored"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise InputError(f"{name} must lie in [0, 1], got {value}")
+        kept = self.clients - int(self.dropped * self.clients)
+        if not kept >= self._exploited:
+            raise InputError(
+                f"dropping {self.dropped:g} of {self.clients} clients leaves {kept}, "
+                f"fewer than the {self._exploited} to select by value; drop fewer"
+            )
+
+    @property
+    def _exploited(self) -> int:
+        return self.count - round(self.explored * self.count)
+
+    def init(self, sizes: Sizes) -> Values:
+        """Returns a value of 0 for every client."""
+        return np.zeros(self.clients, np.float32)
+
+    def select(self, key: Key, values: Values) -> Clients:
+        """Returns `count` different ids."""
+        value_key, explore_key = jax.random.split(key)
+        exploited = self._exploited if np.any(values) else 0
+        order = np.argsort(values, kind="stable")
+        logits = jnp.asarray(self.sharpness * values)
+        logits = logits.at[order[: int(self.dropped * self.clients)]].set(-jnp.inf)
+        # The largest of logits + Gumbel noise are a draw without replacement.
+        scores = np.asarray(logits + jax.random.gumbel(value_key, (self.clients,)))
+        by_value = np.argsort(-scores, kind="stable")[:exploited]
+        rest = np.setdiff1d(np.arange(self.clients), by_value)
+        explored = jax.random.choice(
+            explore_key, rest, (self.count - exploited,), replace=False
+        )
+        return np.concatenate([by_value, np.asarray(explored)])
+
+    def learn(
+        self, values: Values, clients: Clients, losses: Values, sizes: Sizes
+    ) -> Values:
+        """Returns the values, renewed for the clients that took part."""
+        renewed = values.copy()
+        renewed[clients] = losses * sizes[clients] / sizes.sum()
+        return renewed
+
+
+_SAMPLERS: dict[Selection, type[Sampler]] = {
+    Selection.FIXED: FixedSize,
+    Selection.POISSON: Poisson,
+    Selection.ACTIVE: ActiveSelection,
+}
+
+
+def sampler_of(setting: Setting) -> Sampler:
+    """Returns what selects the clients of a setting's rounds."""
+    return _SAMPLERS[setting.selection](setting.clients, setting.clients_per_round)
+
 
 _BATCH = 250
 
@@ -53,73 +204,6 @@ def evaluate(
         one, (inputs, labels), batch_size=min(_BATCH, len(inputs))
     )
     return jnp.mean(correct.astype(jnp.float32)), jnp.mean(losses)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PublicData:
-    """The server's own examples, and how it learns from them (one epoch of SGD)."""
-
-    inputs: jax.Array  # (examples, *input_shape)
-    labels: jax.Array  # (examples,)
-    batch_size: int = dataclasses.field(default=50, metadata={"static": True})
-    learning_rate: float = dataclasses.field(default=0.05, metadata={"static": True})
-
-
-def fine_tune(
-    model: Model, key: Key, params: PyTree, buffers: PyTree, public: PublicData
-) -> tuple[PyTree, PyTree]:
-    """Returns parameters and buffers after one epoch in random order.
-
-    A rest that does not fill a batch is left out.
-    """
-    if len(public.inputs) < public.batch_size:
-        raise InputError(
-            f"{len(public.inputs)} public examples are fewer than a batch of "
-            f"{public.batch_size}"
-        )
-    tuned: tuple[PyTree, PyTree] = _epoch(model, key, params, buffers, public)
-    return tuned
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _epoch(
-    model: Model, key: Key, params: PyTree, buffers: PyTree, public: PublicData
-) -> tuple[PyTree, PyTree]:
-    optimizer = optax.sgd(public.learning_rate)
-    steps = len(public.inputs) // public.batch_size
-    order = jax.random.permutation(key, len(public.inputs))
-    batches = order[: steps * public.batch_size].reshape(steps, public.batch_size)
-
-    def step(
-        carry: tuple[PyTree, PyTree, optax.OptState], chosen: jax.Array
-    ) -> tuple[tuple[PyTree, PyTree, optax.OptState], None]:
-        params, buffers, memory = carry
-        targets = one_hot(public.labels[chosen], model.classes)
-        gradient, buffers = jax.grad(model.loss_and_buffers, has_aux=True)(
-            params, buffers, public.inputs[chosen], targets
-        )
-        change, memory = optimizer.update(gradient, memory, params)
-        return (optax.apply_updates(params, change), buffers, memory), None
-
-    start = (params, buffers, optimizer.init(params))
-    (params, buffers, _), _ = jax.lax.scan(step, start, batches)
-    held: tuple[PyTree, PyTree] = jax.tree.map(jnp.asarray, (params, buffers))
-    return held
-
-
-def hold_out(data: Dataset, count: int, seed: int) -> tuple[PublicData | None, Dataset]:
-    """Returns the server's own examples, and the others; no example is both."""
-    if count == 0:
-        return None, data
-    if not 0 < count < len(data):
-        raise InputError(f"public examples must lie in 1..{len(data) - 1}, got {count}")
-    order = np.random.default_rng(seed).permutation(len(data))
-    own = data.take(order[:count])
-    public = PublicData(
-        jnp.asarray(own.inputs), jnp.asarray(own.labels), batch_size=min(50, count)
-    )
-    return public, data.take(np.sort(order[count:]))
 
 
 class Stopped(enum.Enum):
@@ -209,7 +293,7 @@ class Training:
     def participants(self, key: Key, progress: Progress) -> Clients:
         """Returns the ids of the clients of the coming round, in their order."""
         chosen = self.sampler.select(
-            selection_key(key, progress.state.round), progress.values
+            round_key(key, progress.state.round, Draw.SELECTION), progress.values
         )
         return np.sort(chosen)
 
@@ -225,7 +309,7 @@ class Training:
             self.recipe, self.population, key, began, clients, chunk, self.sampler.room
         )
         if self.public is not None:
-            tuning = fine_tuning_key(key, began.round)
+            tuning = round_key(key, began.round, Draw.FINE_TUNING)
             params, buffers = fine_tune(
                 self.recipe.model, tuning, state.params, state.buffers, self.public
             )

@@ -13,7 +13,7 @@ from gradaudit.attacks import Attack, Matching, Stop, Victims, cpl
 from gradaudit.audit.scenario import Simulated
 from gradaudit.audit.scores import Evaluator
 from gradaudit.data import Dataset
-from gradaudit.federation.population import Population
+from gradaudit.federation.recipe import Population
 from gradaudit.types import Reconstruction, Status, Victim
 
 FORBIDDEN = (Simulated, Evaluator, Victims, Victim, Population, Dataset)

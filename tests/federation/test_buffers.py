@@ -11,12 +11,11 @@ import pytest
 from gradaudit import defenses
 from gradaudit.data import Dataset
 from gradaudit.errors import InputError
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, initial_state
-from gradaudit.federation.round import run_round
+from gradaudit.federation.recipe import Population, Recipe, initial_state
+from gradaudit.federation.round import PublicData, fine_tune, run_round
 from gradaudit.federation.setting import Batches, Setting, Weighting
 from gradaudit.federation.taps import observe_many
-from gradaudit.federation.training import PublicData, evaluate, fine_tune
+from gradaudit.federation.training import evaluate
 from gradaudit.models.deep_networks import Norm, ResidualNet
 from gradaudit.models.model import Model
 from gradaudit.types import Leakage

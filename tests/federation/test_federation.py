@@ -14,11 +14,15 @@ from gradaudit import defenses, tree
 from gradaudit.data import Dataset
 from gradaudit.errors import InputError
 from gradaudit.federation import round as rounds
-from gradaudit.federation.population import Population, draw_without_replacement
-from gradaudit.federation.recipe import Recipe, initial_state
-from gradaudit.federation.round import run_round
+from gradaudit.federation.recipe import (
+    Population,
+    Recipe,
+    draw_without_replacement,
+    initial_state,
+)
+from gradaudit.federation.round import PublicData, fine_tune, run_round
 from gradaudit.federation.setting import Optimizer, Setting, Weighting
-from gradaudit.federation.training import PublicData, evaluate, fine_tune
+from gradaudit.federation.training import evaluate
 from gradaudit.mechanism import Point
 from gradaudit.models.gradients import batch_gradient, one_hot
 from gradaudit.models.networks import build_model

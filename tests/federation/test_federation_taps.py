@@ -12,8 +12,7 @@ from gradaudit.data import Dataset
 from gradaudit.defenses.noise import NoiseAt, sanitize
 from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError
-from gradaudit.federation.population import Population
-from gradaudit.federation.recipe import Recipe, initial_state
+from gradaudit.federation.recipe import Population, Recipe, initial_state
 from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Setting
 from gradaudit.federation.taps import observe_many

@@ -13,12 +13,13 @@ from gradaudit.defenses.transforms import Defense
 from gradaudit.errors import InputError
 from gradaudit.federation import client as clients
 from gradaudit.federation.client import train_client
-from gradaudit.federation.population import Population, poisson_room
 from gradaudit.federation.recipe import (
+    Population,
     Recipe,
     client_key,
     initial_state,
     iteration_keys,
+    poisson_room,
 )
 from gradaudit.federation.setting import Batches, Setting
 from gradaudit.federation.taps import observe_many

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from gradaudit import defenses
-from gradaudit.defenses.clipping import Norm, unit_norms, weighted_means
-from gradaudit.defenses.fast_mean import mean_of_units, takes_factors
+from gradaudit.defenses.clipping import (
+    Norm,
+    mean_of_units,
+    takes_factors,
+    unit_norms,
+    weighted_means,
+)
 from gradaudit.federation.client import example_gradients
 from gradaudit.models.gradients import (
     Outer,
