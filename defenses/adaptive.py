@@ -1,6 +1,7 @@
 """Clips that adapt: to a quantile of the norms, or to each coordinate."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -15,13 +16,17 @@ from gradaudit.defenses.clipping import (
     unit_norms,
     weighted_means,
 )
-from gradaudit.defenses.noise import add_noise, draw_like, noisy_means
+from gradaudit.defenses.noise import (
+    add_noise,
+    bounds_itself,
+    draw_like,
+    noisy_means,
+)
 from gradaudit.defenses.normal import standard_normal
-from gradaudit.defenses.schedules import Constant
-from gradaudit.defenses.transforms import Bound, State
-from gradaudit.errors import InputError, positive
+from gradaudit.defenses.transforms import Applied, Bound, Release, Round, State
+from gradaudit.errors import InputError, not_negative, positive
 from gradaudit.evidence import Evidence
-from gradaudit.mechanism import Mechanism, NoiseKind, Point
+from gradaudit.mechanism import Point
 from gradaudit.types import Key, PyTree
 
 MOVING_BOUND = (
@@ -50,8 +55,7 @@ class QuantileClip:
 
     def __post_init__(self) -> None:
         positive(clip=self.clip)
-        if not self.sigma >= 0:
-            raise InputError(f"sigma must not be negative, got {self.sigma}")
+        not_negative(sigma=self.sigma)
         if not 0 < self.quantile < 1:
             raise InputError(f"quantile must lie in (0, 1), got {self.quantile}")
         if not self.rate > 0:
@@ -74,11 +78,8 @@ class QuantileClip:
         """Returns the bound."""
         return jnp.asarray(self.clip, jnp.float32)
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the clipped and noisy tree, and the next bound."""
-        del t
         count_key, noise_key = jax.random.split(key)
         leaves, structure = jax.tree.flatten(tree)
         norms = joint_norms([unit_norms(leaf) for leaf in leaves])
@@ -90,10 +91,9 @@ class QuantileClip:
         return jax.tree.unflatten(structure, noisy), self._next(count_key, norms, state)
 
     def in_one_pass(
-        self, key: Key, units: Scaled, state: State, t: jax.Array | int
+        self, key: Key, units: Scaled, state: State, t: Round
     ) -> tuple[list[jax.Array], State]:
         """Returns the mean over units of the output, with one draw."""
-        del t
         count_key, noise_key = jax.random.split(key)
         norms = joint_norms(units.norms())
         clip = clip_factors(norms, state)
@@ -108,36 +108,23 @@ class QuantileClip:
         share = count / len(norms)
         return bound * jnp.exp(-self.rate * (share - self.quantile))
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns the guess clipped to the tracked bound, and the noise tied to it."""
-        del t
         leaves = jax.tree.leaves(evidence.expected)
         norms = joint_norms([smooth_norms(leaf) for leaf in leaves])
         clipped = evidence.scaled([clip_factors(norms, state)] * len(leaves))
         variance = jnp.square(self.gradient_sigma * state)
         return clipped.noisier([variance] * len(leaves))
 
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], None]:
+    def release(self, point: Point, bound: Bound | None) -> Release:
         """Returns the two releases: the gradients, and the count (sensitivity 1/2)."""
-        del bound  # it clips by itself
-        gradients = Mechanism(
-            point=point,
-            kind=NoiseKind.GAUSSIAN,
-            multiplier=Constant(self.gradient_sigma),
-            sensitivity=Constant(self.clip),
-            clip=Constant(self.clip),
-            per_tensor=False,
-            caveats=(MOVING_BOUND,),
+        gradients = bounds_itself(
+            point, self.gradient_sigma, self.clip, caveats=(MOVING_BOUND,)
         )
-        count = Mechanism(
-            point=point,
-            kind=NoiseKind.GAUSSIAN,
-            multiplier=Constant(2 * self.count_sigma),
-            sensitivity=Constant(0.5),
-            clip=Constant(0.5),
-            per_tensor=False,
+        count = bounds_itself(
+            point,
+            2 * self.count_sigma,
+            0.5,
             on_batch_sum=True,
             coordinates="the count of units inside the bound",
         )
@@ -181,8 +168,7 @@ class AdaClip:
 
     def __post_init__(self) -> None:
         positive(clip=self.clip)
-        if not self.sigma >= 0:
-            raise InputError(f"sigma must not be negative, got {self.sigma}")
+        not_negative(sigma=self.sigma)
         for name in ("mean_decay", "variance_decay"):
             value = getattr(self, name)
             if not 0 <= value < 1:
@@ -203,56 +189,39 @@ class AdaClip:
             [jnp.full(shape, self.clip**2 / size, jnp.float32) for shape in shapes],
         )
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the noisy tree and the next moments."""
-        del t
         leaves, structure = jax.tree.flatten(tree)
         units = leaves[0].shape[0]
         scales = _scales(state)
-        factors = self._factors(leaves, state, scales)
-        shifted = [
-            (mean + scale_units(leaf - mean, factors)).astype(leaf.dtype)
-            for leaf, mean in zip(leaves, state.mean, strict=True)
-        ]
+        clipped = _shifted(leaves, state, _factors(leaves, state, scales, unit_norms))
         noise = draw_like(key, leaves, standard_normal, units)
-        noisy = add_noise(shifted, noise, [self.sigma * scale for scale in scales])
+        noisy = add_noise(clipped, noise, [self.sigma * scale for scale in scales])
         means = [jnp.mean(leaf, axis=0) for leaf in noisy]
         following = self._next(means, state, scales, units)
         return jax.tree.unflatten(structure, noisy), following
 
     def in_one_pass(
-        self, key: Key, units: Scaled, state: State, t: jax.Array | int
+        self, key: Key, units: Scaled, state: State, t: Round
     ) -> tuple[list[jax.Array], State]:
         """Returns the mean over units of the output, with one draw."""
-        del t
         leaves = units.made()
         count = leaves[0].shape[0]
         scales = _scales(state)
-        clip = self._factors(leaves, state, scales)
-        means = [
-            mean + kept - jnp.mean(clip) * mean
-            for mean, kept in zip(
-                state.mean, weighted_means(leaves, [clip] * len(leaves)), strict=True
-            )
-        ]
+        clip = _factors(leaves, state, scales, unit_norms)
+        means = jax.tree.map(
+            lambda mean, kept: mean + kept - jnp.mean(clip) * mean,
+            state.mean,
+            weighted_means(leaves, [clip] * len(leaves)),
+        )
         noise = draw_like(key, leaves, standard_normal)
         stds = [self.sigma * scale / count**0.5 for scale in scales]
-        noisy = [
-            mean.astype(leaf.dtype)
-            for mean, leaf in zip(add_noise(means, noise, stds), leaves, strict=True)
-        ]
+        noisy = jax.tree.map(
+            lambda mean, leaf: mean.astype(leaf.dtype),
+            add_noise(means, noise, stds),
+            leaves,
+        )
         return noisy, self._next(noisy, state, scales, count)
-
-    def _factors(
-        self, leaves: list[jax.Array], state: Moments, scales: list[jax.Array]
-    ) -> jax.Array:
-        norms = [
-            unit_norms((leaf - mean) / scale)
-            for leaf, mean, scale in zip(leaves, state.mean, scales, strict=True)
-        ]
-        return clip_factors(joint_norms(norms), 1.0)
 
     def _next(
         self,
@@ -261,52 +230,40 @@ class AdaClip:
         scales: list[jax.Array],
         units: int,
     ) -> Moments:
-        means, variances = [], []
-        for value, mean, variance, scale in zip(
-            released, state.mean, state.variance, scales, strict=True
-        ):
-            noise = jnp.square(self.sigma * scale) / units
-            seen = jnp.clip(
-                jnp.square(value - mean) - noise,
-                self.smallest_variance,
-                self.largest_variance,
-            )
-            keep, blend = self.variance_decay, self.mean_decay
-            variances.append(keep * variance + (1 - keep) * seen)
-            means.append(blend * mean + (1 - blend) * value.astype(jnp.float32))
-        return Moments(means, variances)
+        keep, blend = self.variance_decay, self.mean_decay
+        least, most = self.smallest_variance, self.largest_variance
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+        def mean(old: jax.Array, value: jax.Array) -> jax.Array:
+            return blend * old + (1 - blend) * value.astype(jnp.float32)
+
+        def variance(
+            old: jax.Array, value: jax.Array, mean: jax.Array, scale: jax.Array
+        ) -> jax.Array:
+            noise = jnp.square(self.sigma * scale) / units
+            seen = jnp.clip(jnp.square(value - mean) - noise, least, most)
+            return keep * old + (1 - keep) * seen
+
+        return Moments(
+            jax.tree.map(mean, state.mean, released),
+            jax.tree.map(variance, state.variance, released, state.mean, scales),
+        )
+
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns the guess clipped on the learned scales, and their noise."""
-        del t
         leaves, structure = jax.tree.flatten(evidence.expected)
         scales = _scales(state)
-        norms = [
-            smooth_norms((leaf - mean) / scale)
-            for leaf, mean, scale in zip(leaves, state.mean, scales, strict=True)
-        ]
-        factors = clip_factors(joint_norms(norms), 1.0)
-        shifted = [
-            mean + scale_units(leaf - mean, factors)
-            for leaf, mean in zip(leaves, state.mean, strict=True)
-        ]
+        clipped = _shifted(leaves, state, _factors(leaves, state, scales, smooth_norms))
         told = dataclasses.replace(
-            evidence, expected=jax.tree.unflatten(structure, shifted)
+            evidence, expected=jax.tree.unflatten(structure, clipped)
         )
         return told.noisier([jnp.square(self.sigma * scale) for scale in scales])
 
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], None]:
+    def release(self, point: Point, bound: Bound | None) -> Release:
         """Returns the Gaussian release of the scaled gradient, whose bound is 1."""
-        del bound  # it clips by itself
-        mechanism = Mechanism(
-            point=point,
-            kind=NoiseKind.GAUSSIAN,
-            multiplier=Constant(self.sigma),
-            sensitivity=Constant(1.0),
-            clip=Constant(1.0),
-            per_tensor=False,
+        mechanism = bounds_itself(
+            point,
+            self.sigma,
+            1.0,
             coordinates="all, each on its own learned scale",
             caveats=(LEARNED_SCALE,),
         )
@@ -318,3 +275,33 @@ def _scales(state: Moments) -> list[jax.Array]:
     deviations = [jnp.sqrt(variance) for variance in state.variance]
     total = sum(jnp.sum(deviation) for deviation in deviations)
     return [jnp.sqrt(deviation * total) for deviation in deviations]
+
+
+def _factors(
+    leaves: list[jax.Array],
+    state: Moments,
+    scales: list[jax.Array],
+    norms: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """Returns what clips each unit on its scales to norm 1, (units,)."""
+    scaled = jax.tree.map(
+        lambda leaf, mean, scale: norms((leaf - mean) / scale),
+        leaves,
+        state.mean,
+        scales,
+    )
+    return clip_factors(joint_norms(scaled), 1.0)
+
+
+def _shifted(
+    leaves: list[jax.Array], state: Moments, factors: jax.Array
+) -> list[jax.Array]:
+    """Returns the units with their distance from the mean times their factors."""
+    shifted: list[jax.Array] = jax.tree.map(
+        lambda leaf, mean: (mean + scale_units(leaf - mean, factors)).astype(
+            leaf.dtype
+        ),
+        leaves,
+        state.mean,
+    )
+    return shifted

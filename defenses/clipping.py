@@ -18,10 +18,19 @@ import numpy as np
 
 from gradaudit import machine
 from gradaudit.defenses.schedules import Schedule
-from gradaudit.defenses.transforms import Bound, State, Stateless, Transform, run
-from gradaudit.errors import InputError
+from gradaudit.defenses.transforms import (
+    Applied,
+    Bound,
+    Release,
+    Round,
+    State,
+    Stateless,
+    Transform,
+    run,
+)
+from gradaudit.errors import not_negative
 from gradaudit.evidence import Evidence
-from gradaudit.mechanism import Mechanism, Point
+from gradaudit.mechanism import Point
 from gradaudit.models.gradients import Outer, Units, is_outer
 from gradaudit.text import users_code
 from gradaudit.types import Key, PyTree
@@ -200,7 +209,7 @@ class OnePass(Protocol):
         """Whether it can read units that are kept as factors."""
 
     def in_one_pass(
-        self, key: Key, units: Scaled, state: State, t: jax.Array | int
+        self, key: Key, units: Scaled, state: State, t: Round
     ) -> tuple[Scaled | list[jax.Array], State]:
         """Returns the mean of each tensor over units if it `ends`, else the units.
 
@@ -219,7 +228,7 @@ def mean_of_units(
     key: Key,
     tree: PyTree,
     states: tuple[State, ...],
-    t: jax.Array | int,
+    t: Round,
 ) -> tuple[PyTree, tuple[State, ...]]:
     """Returns the mean over units of `run(transforms, ...)`, and the next states.
 
@@ -277,69 +286,47 @@ class Clip(Stateless):
     scope: Scope = Scope.TENSOR
     norm: Norm = Norm.L2
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the clipped tree."""
-        del key
         leaves, structure = jax.tree.flatten(tree)
         factors = self._factors([unit_norms(leaf, self.norm) for leaf in leaves], t)
         scaled = map(scale_units, leaves, factors)
         return jax.tree.unflatten(structure, list(scaled)), state
 
     def in_one_pass(
-        self, key: Key, units: Scaled, state: State, t: jax.Array | int
+        self, key: Key, units: Scaled, state: State, t: Round
     ) -> tuple[Scaled, State]:
         """Returns the clipped units."""
-        del key
         return units.times(self._factors(units.norms(self.norm), t)), state
 
-    def _factors(self, norms: list[jax.Array], t: jax.Array | int) -> list[jax.Array]:
+    def _factors(self, norms: list[jax.Array], t: Round) -> list[jax.Array]:
         """Returns the factor of each unit, (units,), for every tensor."""
         if self.scope is Scope.GLOBAL:
             norms = [joint_norms(norms, self.norm)] * len(norms)
         bound = self.bound(t)
         return [clip_factors(norm, bound) for norm in norms]
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns the guess clipped like the truth was."""
-        del state
         leaves = jax.tree.leaves(evidence.expected)
         norms = [smooth_norms(leaf, self.norm) for leaf in leaves]
         return evidence.scaled(list(self._factors(norms, t)))
 
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], Bound]:
+    def release(self, point: Point, bound: Bound | None) -> Release:
         """Releases nothing, and bounds a unit whatever bounded it before."""
         per_tensor = self.scope is Scope.TENSOR
         return (), Bound(self.bound, self.norm.value, per_tensor)
-
-
-class Sensitivity(Protocol):
-    """Returns S from the round and, if data-dependent, from the clipped norms."""
-
-    @property
-    def data_dependent(self) -> bool:
-        """Whether S is computed from the private batch."""
-
-    @property
-    def bound(self) -> Schedule:
-        """An upper bound of S in each round, whatever the data."""
-
-    def of(self, norms: list[jax.Array], t: jax.Array | int) -> jax.Array:
-        """Returns S, (), for clipped tensors with these norms, (units,) each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedSensitivity:
     """S = C, the clipping bound of the round (Wei et al. 2021, Algorithms 1 and 2)."""
 
+    data_dependent: ClassVar[bool] = False
     bound: Schedule
-    data_dependent: bool = dataclasses.field(default=False, init=False)
 
-    def of(self, norms: list[jax.Array], t: jax.Array | int) -> jax.Array:
-        """Returns S in round t."""
+    def of(self, norms: list[jax.Array], t: Round) -> jax.Array:
+        """Returns S in round t, ()."""
         return jnp.asarray(self.bound(t), jnp.float32)
 
 
@@ -352,14 +339,16 @@ class LargestNorm:
     itself a leak: accounting says so. `smallest` keeps a vanishing batch noisy.
     """
 
+    data_dependent: ClassVar[bool] = True
     bound: Schedule  # the clip before it
     smallest: float = 0.0
-    data_dependent: bool = dataclasses.field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        if not self.smallest >= 0:
-            raise InputError(f"smallest must not be negative, got {self.smallest}")
+        not_negative(smallest=self.smallest)
 
-    def of(self, norms: list[jax.Array], t: jax.Array | int) -> jax.Array:
-        """Returns the largest norm of this batch."""
+    def of(self, norms: list[jax.Array], t: Round) -> jax.Array:
+        """Returns S, (), for clipped tensors with these norms, (units,) each."""
         return jnp.maximum(jnp.max(jnp.stack(norms)), self.smallest)
+
+
+Sensitivity = FixedSensitivity | LargestNorm

@@ -1,50 +1,69 @@
 """Compression: sending fewer coordinates, which is sometimes sold as a defense."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gradaudit.defenses.clipping import Scope
-from gradaudit.defenses.noise import draw_like, unbounded
+from gradaudit.defenses.noise import draw_like, in_shapes, unbounded
 from gradaudit.defenses.schedules import Constant
-from gradaudit.defenses.transforms import Bound, State, Stateless
-from gradaudit.errors import InputError, positive
+from gradaudit.defenses.transforms import (
+    Applied,
+    Bound,
+    Release,
+    Round,
+    State,
+    Stateless,
+)
+from gradaudit.errors import InputError, at_least, not_negative, positive
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.types import Key, PyTree
 
 
-def magnitudes(leaves: list[jax.Array]) -> jax.Array:
-    """Returns |g| of all coordinates of each unit, (units, coordinates)."""
+def keep_largest(
+    leaves: list[jax.Array], share: Callable[[int], int]
+) -> list[jax.Array]:
+    """Returns the leaves (units, ...) with only each unit's largest magnitudes.
+
+    Of a unit's n coordinates in all leaves `share(n)` are kept; ties with the smallest
+    of them pass as well. Coordinates that are not finite are kept, and nothing is left
+    out of a unit with a NaN: a broken gradient stays visible.
+    """
     flat = [jnp.abs(leaf.reshape(leaf.shape[0], -1)) for leaf in leaves]
-    return jnp.concatenate([part.astype(jnp.float32) for part in flat], axis=1)
-
-
-def smallest_kept(values: jax.Array, kept: int) -> jax.Array:
-    """Returns each unit's `kept`-th largest magnitude, (units,); NaN if one is NaN.
-
-    jax sorts NaN to the end, so a broken unit must be marked by hand.
-    """
+    values = jnp.concatenate([part.astype(jnp.float32) for part in flat], axis=1)
     size = values.shape[1]
-    ordered = jnp.sort(values, axis=1)
+    kept = share(size)
+    ordered = jnp.sort(values, axis=1)  # NaN to the end
     threshold = ordered[:, size - kept] if kept else jnp.full(len(values), jnp.inf)
-    return jnp.where(jnp.any(jnp.isnan(values), axis=1), jnp.nan, threshold)
+    threshold = jnp.where(jnp.any(jnp.isnan(values), axis=1), jnp.nan, threshold)
+
+    def above(leaf: jax.Array) -> jax.Array:
+        limit = threshold.reshape((-1,) + (1,) * (leaf.ndim - 1))
+        return jnp.where(jnp.abs(leaf) < limit, jnp.zeros((), leaf.dtype), leaf)
+
+    return [above(leaf) for leaf in leaves]
 
 
-def keep_above(leaf: jax.Array, threshold: jax.Array) -> jax.Array:
-    """Returns the leaf with coordinates below the unit's threshold set to zero.
+class _KeepsLargest(Stateless):
+    """Sends the largest coordinates of a unit as they are, and zeros beside them."""
 
-    Coordinates that are not finite are kept: a broken gradient stays visible.
-    """
-    limit = threshold.reshape((-1,) + (1,) * (leaf.ndim - 1))
-    return jnp.where(jnp.abs(leaf) < limit, jnp.zeros((), leaf.dtype), leaf)
+    independent: ClassVar[bool] = True
+
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
+        """Returns that zeros were left out, and are smaller than what was sent."""
+        return dataclasses.replace(evidence, sparse=True, thresholded=True)
+
+    def release(self, point: Point, bound: Bound | None) -> Release:
+        """Releases nothing, and never makes a norm larger."""
+        return (), bound
 
 
 @dataclasses.dataclass(frozen=True)
-class Prune(Stateless):
+class Prune(_KeepsLargest):
     """Sets the smallest `ratio` of the coordinates' magnitudes to zero, per unit.
 
     The share is taken over the unit's whole tree (Scope.GLOBAL) or in each tensor.
@@ -52,7 +71,6 @@ class Prune(Stateless):
     smallest kept one pass as well. Wei et al. 2023, section 4.1.
     """
 
-    independent: ClassVar[bool] = True
     ratio: float
     scope: Scope = Scope.GLOBAL
 
@@ -62,63 +80,34 @@ class Prune(Stateless):
                 f"ratio must lie in [0, 1] (a share, not percent), got {self.ratio}"
             )
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the pruned tree."""
-        del key, t
+
+        def share(size: int) -> int:
+            return size - int(self.ratio * size)
+
         leaves, structure = jax.tree.flatten(tree)
-        groups = [leaves] if self.scope is Scope.GLOBAL else [[leaf] for leaf in leaves]
-        pruned: list[jax.Array] = []
-        for group in groups:
-            values = magnitudes(group)
-            kept = values.shape[1] - int(self.ratio * values.shape[1])
-            threshold = smallest_kept(values, kept)
-            pruned.extend(keep_above(leaf, threshold) for leaf in group)
+        if self.scope is Scope.GLOBAL:
+            pruned = keep_largest(leaves, share)
+        else:
+            pruned = [keep_largest([leaf], share)[0] for leaf in leaves]
         return jax.tree.unflatten(structure, pruned), state
-
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
-        """Returns that zeros were left out, and are smaller than what was sent."""
-        del state, t
-        return dataclasses.replace(evidence, sparse=True, thresholded=True)
-
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], Bound | None]:
-        """Releases nothing, and never makes a norm larger."""
-        return (), bound
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(Stateless):
+class TopK(_KeepsLargest):
     """Keeps the `count` coordinates with the largest magnitudes of each unit."""
 
-    independent: ClassVar[bool] = True
     count: int
 
     def __post_init__(self) -> None:
-        if not self.count >= 1:
-            raise InputError(f"count must be at least 1, got {self.count}")
+        at_least(1, count=self.count)
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the sparse tree; ties with the smallest kept one pass as well."""
-        del key, t
-        values = magnitudes(jax.tree.leaves(tree))
-        threshold = smallest_kept(values, min(self.count, values.shape[1]))
-        return jax.tree.map(lambda leaf: keep_above(leaf, threshold), tree), state
-
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
-        """Returns that zeros were left out, and are smaller than what was sent."""
-        del state, t
-        return dataclasses.replace(evidence, sparse=True, thresholded=True)
-
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], Bound | None]:
-        """Releases nothing, and never makes a norm larger."""
-        return (), bound
+        leaves, structure = jax.tree.flatten(tree)
+        kept = keep_largest(leaves, lambda size: min(self.count, size))
+        return jax.tree.unflatten(structure, kept), state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,11 +117,8 @@ class Sign(Stateless):
     loses_scale: ClassVar[bool] = True  # of coordinates beside each other
     independent: ClassVar[bool] = True
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the signs; the mean magnitude carries NaN and infinity on."""
-        del key, t
 
         def signs(leaf: jax.Array) -> jax.Array:
             axes = tuple(range(1, leaf.ndim))
@@ -141,9 +127,8 @@ class Sign(Stateless):
 
         return jax.tree.map(signs, tree), state
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns that signs arrive."""
-        del state, t
         return dataclasses.replace(evidence, signs=True)
 
 
@@ -170,14 +155,10 @@ class RandomSelection(Stateless):
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise InputError(f"share must lie in (0, 1], got {self.share}")
-        if not self.threshold >= 0:
-            raise InputError(f"threshold must not be negative, got {self.threshold}")
+        not_negative(threshold=self.threshold)
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the tree with all but the chosen coordinates set to zero."""
-        del t
         choice_key, noise_key = jax.random.split(key)
         leaves, structure = jax.tree.flatten(tree)
         masks = self._choose(choice_key, leaves)
@@ -202,22 +183,16 @@ class RandomSelection(Stateless):
         best, index = jax.lax.top_k(flat, count)
         rows = jnp.arange(units)[:, None]
         mask = jnp.zeros(flat.shape, bool).at[rows, index].set(best >= 0)
-        ends = np.cumsum([lot[0].size for lot in lots])[:-1]
-        return [
-            part.reshape(leaf.shape) | ~jnp.isfinite(leaf)
-            for part, leaf in zip(jnp.split(mask, ends, 1), leaves, strict=True)
-        ]
+        chosen = in_shapes(mask, leaves)
+        return [c | ~jnp.isfinite(x) for c, x in zip(chosen, leaves, strict=True)]
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns that zeros were left out, whatever they are; noise, if any."""
-        del state, t
         if self.noise is not None:
             evidence = self.noise.explain(evidence)
         return dataclasses.replace(evidence, sparse=True)
 
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], Bound | None]:
+    def release(self, point: Point, bound: Bound | None) -> Release:
         """Returns the noise's per-coordinate claim; without noise the bound holds."""
         if self.noise is None:
             return (), bound

@@ -16,7 +16,10 @@ from gradaudit.defenses.noise import (
 )
 from gradaudit.defenses.schedules import Constant
 from gradaudit.defenses.transforms import (
+    Applied,
     Bound,
+    Release,
+    Round,
     State,
     Stateless,
     Transform,
@@ -42,18 +45,9 @@ def layer_names(tree: PyTree) -> list[str]:
 
     A tensor that is not inside a layer is a layer of its own.
     """
-    names = []
-    for path, _ in jax.tree_util.tree_leaves_with_path(tree):
-        parts = [str(_plain(part)) for part in path]
-        names.append("/".join(parts[:-1] or parts))
-    return names
-
-
-def _plain(part: object) -> object:
-    for field in ("key", "name", "idx"):
-        if hasattr(part, field):
-            return getattr(part, field)
-    return part
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    layers = [path[:-1] or path for path in paths]
+    return [jax.tree_util.keystr(layer, simple=True, separator="/") for layer in layers]
 
 
 class Selection(Protocol):
@@ -100,6 +94,23 @@ class NamedLayers:
         return " and ".join(self.names)
 
 
+_TREES = ("expected", "variance", "common")  # what Evidence says of every tensor
+
+
+def _chosen(tree: PyTree, mask: list[bool]) -> list[jax.Array]:
+    return [leaf for leaf, on in zip(jax.tree.leaves(tree), mask, strict=True) if on]
+
+
+def _replaced(tree: PyTree, mask: list[bool], chosen: list[jax.Array]) -> PyTree:
+    """Returns the tree with others in place of the chosen tensors."""
+    leaves, structure = jax.tree.flatten(tree)
+    others = iter(chosen)
+    merged = [
+        next(others) if on else leaf for leaf, on in zip(leaves, mask, strict=True)
+    ]
+    return jax.tree.unflatten(structure, merged)
+
+
 @dataclasses.dataclass(frozen=True)
 class OnLayers:
     """Runs a transform on the chosen tensors; the others pass unchanged."""
@@ -120,64 +131,34 @@ class OnLayers:
     def init(self, params: PyTree) -> State:
         """Returns the transform's state for the chosen tensors."""
         units = jax.tree.map(lambda leaf: leaf[None], params)
-        chosen, _ = self._chosen(units)
-        return self.transform.init([leaf[0] for leaf in chosen])
+        return self.transform.init(_chosen(params, self.selection.of(units)))
 
-    def _chosen(self, tree: PyTree) -> tuple[list[jax.Array], list[bool]]:
-        mask = self.selection.of(tree)
-        leaves = jax.tree.leaves(tree)
-        return [leaf for leaf, on in zip(leaves, mask, strict=True) if on], mask
-
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the tree with the chosen tensors transformed."""
-        leaves, structure = jax.tree.flatten(tree)
-        chosen, mask = self._chosen(tree)
-        if not chosen:
+        mask = self.selection.of(tree)
+        if not any(mask):
             raise InputError(f"the model has no {self.selection} to put noise on")
-        changed, state = self.transform.apply(key, chosen, state, t)
-        parts = iter(changed)
-        merged = [
-            next(parts) if on else leaf for leaf, on in zip(leaves, mask, strict=True)
-        ]
-        return jax.tree.unflatten(structure, merged), state
+        changed, state = self.transform.apply(key, _chosen(tree, mask), state, t)
+        return _replaced(tree, mask, changed), state
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns the evidence with what is known of the chosen tensors.
 
         Noise that goes to some tensors only leaves the others exact, which is what an
         adversary weighs them by.
         """
-        structure = jax.tree.structure(evidence.expected)
-        parts = [
-            jax.tree.leaves(part)
-            for part in (evidence.expected, evidence.variance, evidence.common)
-        ]
         mask = self.selection.of(evidence.expected)
-        chosen = [
-            [leaf for leaf, on in zip(part, mask, strict=True) if on] for part in parts
-        ]
-        inner = dataclasses.replace(
-            evidence, expected=chosen[0], variance=chosen[1], common=chosen[2]
-        )
+        trees = {name: getattr(evidence, name) for name in _TREES}
+        parts: dict[str, Any] = {n: _chosen(tree, mask) for n, tree in trees.items()}
+        inner = dataclasses.replace(evidence, **parts)
         told = explain((self.transform,), inner, (state,), t)
-        merged = []
-        for part, changed in zip(
-            parts, (told.expected, told.variance, told.common), strict=True
-        ):
-            fresh = iter(changed)
-            rows = [
-                next(fresh) if on else old for old, on in zip(part, mask, strict=True)
-            ]
-            merged.append(jax.tree.unflatten(structure, rows))
-        return dataclasses.replace(
-            told, expected=merged[0], variance=merged[1], common=merged[2]
-        )
+        whole: dict[str, Any] = {
+            name: _replaced(tree, mask, getattr(told, name))
+            for name, tree in trees.items()
+        }
+        return dataclasses.replace(told, **whole)
 
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], None]:
+    def release(self, point: Point, bound: Bound | None) -> Release:
         """Returns the inner release, marked as partial and therefore unbounded."""
         released, _ = release_of(self.transform, point, bound)
         partial = tuple(
@@ -231,26 +212,20 @@ class LayerwiseLaplace(Stateless):
         total = sum(weights[name] for name in set(names))
         return [self.epsilon * weights[name] / total for name in names]
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the noisy tree."""
-        del t
         leaves, structure = jax.tree.flatten(tree)
         scales = [jnp.float32(self.sensitivity / e) for e in self.budgets(tree)]
         noise = draw_like(key, leaves, jax.random.laplace, leaves[0].shape[0])
         return jax.tree.unflatten(structure, add_noise(leaves, noise, scales)), state
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns the evidence with each layer's own noise."""
-        del state, t
         scales = [self.sensitivity / e for e in self.budgets(evidence.expected)]
         variances = [jnp.asarray(2 * scale**2, jnp.float32) for scale in scales]
         return evidence.noisier(variances, peaked=True)
 
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], None]:
+    def release(self, point: Point, bound: Bound | None) -> Release:
         """Returns the Laplace release with the whole budget."""
         caveats: tuple[str, ...] = ()
         if bound is None:

@@ -13,11 +13,19 @@ import jax
 import jax.numpy as jnp
 
 from gradaudit.defenses.clipping import unit_norms
-from gradaudit.defenses.schedules import Constant
-from gradaudit.defenses.transforms import Bound, State, Stateless
+from gradaudit.defenses.noise import bounds_itself
+from gradaudit.defenses.transforms import (
+    Applied,
+    Bound,
+    Release,
+    Round,
+    State,
+    Stateless,
+)
 from gradaudit.errors import positive
 from gradaudit.evidence import Evidence
-from gradaudit.mechanism import Mechanism, NoiseKind, Point
+from gradaudit.mechanism import NoiseKind, Point
+from gradaudit.tree import flatten
 from gradaudit.types import Key, PyTree
 
 
@@ -66,51 +74,31 @@ class LdpRandomizer(Stateless):
     def __post_init__(self) -> None:
         positive(epsilon=self.epsilon, clip=self.clip)
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns one unit vector per unit, in the structure of the tree."""
-        del t
         units = jax.tree.leaves(tree)[0].shape[0]
 
         def answer(unit_key: Key, unit: PyTree) -> PyTree:
-            leaves, structure = jax.tree.flatten(unit)
-            flat = jnp.concatenate(
-                [leaf.ravel().astype(jnp.float32) for leaf in leaves]
-            )
-            reply = randomize(unit_key, flat, self.epsilon, self.clip)
-            parts = jnp.split(reply, _ends([leaf.size for leaf in leaves]))
-            shaped = [
-                part.reshape(leaf.shape).astype(leaf.dtype)
-                for part, leaf in zip(parts, leaves, strict=True)
-            ]
-            return jax.tree.unflatten(structure, shaped)
+            single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), unit)
+            flat, unflatten = flatten(single)
+            reply = unflatten(randomize(unit_key, flat, self.epsilon, self.clip))
+            return jax.tree.map(lambda new, leaf: new.astype(leaf.dtype), reply, unit)
 
         return jax.vmap(answer)(jax.random.split(key, units), tree), state
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Says why no more is to be had: an answer is one noisy bit about the guess."""
-        del state, t
         words = (
             "an LDP-SGD answer tells on which side of a random direction the gradient "
             "lies, one noisy bit: its direction is followed, there is no more to match"
         )
         return dataclasses.replace(evidence, opaque=words)
 
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], None]:
+    def release(self, point: Point, bound: Bound | None) -> Release:
         """Returns the epsilon-LDP randomizer."""
-        del bound  # it clips by itself
-        mechanism = Mechanism(
-            point=point,
-            kind=NoiseKind.RANDOMIZER,
-            multiplier=Constant(self.epsilon),
-            sensitivity=Constant(self.clip),
-            clip=Constant(self.clip),
-            per_tensor=False,
-        )
-        return (mechanism,), None
+        return (
+            bounds_itself(point, self.epsilon, self.clip, NoiseKind.RANDOMIZER),
+        ), None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,25 +110,17 @@ class Debias(Stateless):
     clip: float = 1.0
     as_printed: bool = False
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the scaled tree."""
-        del key, t
-        size = sum(leaf[0].size for leaf in jax.tree.leaves(tree))
-        factor = debias_factor(size, self.epsilon, self.clip, self.as_printed)
-        return jax.tree.map(
-            lambda leaf: (leaf * factor).astype(leaf.dtype), tree
-        ), state
+        factor = self._factor(tree)
+        scaled = jax.tree.map(lambda leaf: (leaf * factor).astype(leaf.dtype), tree)
+        return scaled, state
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns the scaled guess."""
-        del state, t
         leaves = jax.tree.leaves(evidence.expected)
-        size = sum(leaf[0].size for leaf in leaves)
-        factor = debias_factor(size, self.epsilon, self.clip, self.as_printed)
-        return evidence.scaled([factor] * len(leaves))
+        return evidence.scaled([self._factor(leaves)] * len(leaves))
 
-
-def _ends(sizes: list[int]) -> list[int]:
-    return [sum(sizes[: index + 1]) for index in range(len(sizes) - 1)]
+    def _factor(self, units: PyTree) -> float:
+        size = sum(leaf[0].size for leaf in jax.tree.leaves(units))
+        return debias_factor(size, self.epsilon, self.clip, self.as_printed)

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,14 @@ from gradaudit.defenses.clipping import (
 )
 from gradaudit.defenses.normal import noisy_sums, standard_normal
 from gradaudit.defenses.schedules import Constant, Schedule, as_schedule
-from gradaudit.defenses.transforms import Bound, State, Stateless
+from gradaudit.defenses.transforms import (
+    Applied,
+    Bound,
+    Release,
+    Round,
+    State,
+    Stateless,
+)
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Mechanism, NoiseKind, Point
 from gradaudit.models.gradients import Units
@@ -84,6 +91,16 @@ def caveats(
 Sampler = Callable[[Key, tuple[int, ...]], jax.Array]
 
 
+def in_shapes(flat: jax.Array, leaves: Sequence[Units]) -> list[jax.Array]:
+    """Returns the last axis cut into the shapes of one unit of the leaves."""
+    sizes = [int(np.prod(leaf.shape[1:])) for leaf in leaves]
+    parts = jnp.split(flat, np.cumsum(sizes)[:-1], axis=-1)
+    return [
+        part.reshape(flat.shape[:-1] + leaf.shape[1:])
+        for part, leaf in zip(parts, leaves, strict=True)
+    ]
+
+
 def draw_like(
     key: Key, leaves: Sequence[Units], sampler: Sampler, units: int | None = None
 ) -> list[jax.Array]:
@@ -91,14 +108,9 @@ def draw_like(
 
     With `units` there is a leading axis of that many independent draws.
     """
-    sizes = [int(np.prod(leaf.shape[1:])) for leaf in leaves]
-    lead = () if units is None else (units,)
-    flat = sampler(key, (*lead, sum(sizes)))
-    parts = jnp.split(flat, np.cumsum(sizes)[:-1], axis=-1)
-    return [
-        part.reshape(lead + leaf.shape[1:])
-        for part, leaf in zip(parts, leaves, strict=True)
-    ]
+    size = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves)
+    shape = (size,) if units is None else (units, size)
+    return in_shapes(sampler(key, shape), leaves)
 
 
 class NoiseAt(enum.Enum):
@@ -130,14 +142,75 @@ def noisy_means(key: Key, units: Scaled, std: jax.Array) -> list[jax.Array]:
     if any(leaf.dtype != jnp.float32 for leaf in units.leaves):
         means, noise = units.means(), draw_like(key, units.leaves, standard_normal)
         return add_noise(means, noise, [std] * len(means))
-    shapes = [leaf.shape[1:] for leaf in units.leaves]
-    flat = noisy_sums(key, std, units.products())
-    parts = jnp.split(flat, np.cumsum([np.prod(s, dtype=int) for s in shapes])[:-1])
-    return [part.reshape(s) for part, s in zip(parts, shapes, strict=True)]
+    return in_shapes(noisy_sums(key, std, units.products()), units.leaves)
+
+
+def bounds_itself(
+    point: Point,
+    multiplier: float,
+    bound: float,
+    kind: NoiseKind = NoiseKind.GAUSSIAN,
+    **others: Any,
+) -> Mechanism:
+    """Returns the release of a part that bounds a unit's whole tree by itself."""
+    return Mechanism(
+        point=point,
+        kind=kind,
+        multiplier=Constant(multiplier),
+        sensitivity=Constant(bound),
+        clip=Constant(bound),
+        per_tensor=False,
+        **others,
+    )
+
+
+class _TiedNoise(Stateless):
+    """Noise whose scale is S, the sensitivity, times or over a number of the round."""
+
+    sensitivity: Sensitivity
+
+    @property
+    def independent(self) -> bool:
+        """Whether the scale is fixed: each unit has its own draw."""
+        return not self.sensitivity.data_dependent
+
+    @property
+    def additive(self) -> bool:
+        """Whether the noise does not depend on the units."""
+        return not self.sensitivity.data_dependent
+
+    def _sensitivity(self, leaves: Sequence[Units], t: Round) -> jax.Array:
+        read = self.sensitivity.data_dependent
+        norms = [unit_norms(leaf) for leaf in leaves] if read else []
+        return self.sensitivity.of(norms, t)
+
+    def _release(
+        self,
+        point: Point,
+        bound: Bound | None,
+        kind: NoiseKind,
+        multiplier: Schedule,
+        norm: int,
+        on_batch: bool = False,
+    ) -> Release:
+        """Returns what the noise claims, given what bounds the unit."""
+        mechanism = Mechanism(
+            point=point,
+            kind=kind,
+            multiplier=multiplier,
+            sensitivity=self.sensitivity.bound,
+            clip=bound.limit if bound else unbounded,
+            norm=bound.norm if bound else norm,
+            per_tensor=bound.per_tensor if bound else True,
+            data_dependent=self.sensitivity.data_dependent,
+            on_batch_sum=on_batch,
+            caveats=caveats(bound, self.sensitivity, norm, on_batch),
+        )
+        return (mechanism,), None
 
 
 @dataclasses.dataclass(frozen=True)
-class GaussianNoise(Stateless):
+class GaussianNoise(_TiedNoise):
     """Adds N(0, (sigma_t * S)^2) to every coordinate.
 
     Guarantee: the noise of each unit is independent (NoiseAt.UNIT), or one draw for
@@ -153,28 +226,13 @@ class GaussianNoise(Stateless):
     @property
     def independent(self) -> bool:
         """Whether each unit gets a draw of its own, of a fixed scale."""
-        return self.at is NoiseAt.UNIT and not self.sensitivity.data_dependent
+        return self.at is NoiseAt.UNIT and super().independent
 
-    @property
-    def additive(self) -> bool:
-        """Whether the noise does not depend on the units."""
-        return not self.sensitivity.data_dependent
-
-    def _std(self, norms: list[jax.Array], t: jax.Array | int) -> jax.Array:
-        return jnp.asarray(self.sensitivity.of(norms, t) * self.multiplier(t))
-
-    def _norms(self, leaves: Sequence[Units]) -> list[jax.Array]:
-        if not self.sensitivity.data_dependent:
-            return []
-        return [unit_norms(leaf) for leaf in leaves]
-
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the noisy tree."""
         leaves, structure = jax.tree.flatten(tree)
         units = leaves[0].shape[0]
-        std = self._std(self._norms(leaves), t)
+        std = jnp.asarray(self._sensitivity(leaves, t) * self.multiplier(t))
         if self.at is NoiseAt.BATCH:
             noise = draw_like(key, leaves, standard_normal)
             std = std / units
@@ -184,49 +242,36 @@ class GaussianNoise(Stateless):
         return jax.tree.unflatten(structure, noisy), state
 
     def in_one_pass(
-        self, key: Key, units: Scaled, state: State, t: jax.Array | int
+        self, key: Key, units: Scaled, state: State, t: Round
     ) -> tuple[list[jax.Array], State]:
         """Returns the mean over units of (unit + noise), with one draw."""
         count = units.leaves[0].shape[0]
         norms = units.norms() if self.sensitivity.data_dependent else []
         spread = count if self.at is NoiseAt.BATCH else count**0.5
-        std = self._std(norms, t) / spread
+        std = jnp.asarray(self.sensitivity.of(norms, t) * self.multiplier(t)) / spread
         return noisy_means(key, units, std), state
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns the evidence with the noise's variance; S is that of the guess."""
-        del state
         leaves = jax.tree.leaves(evidence.expected)
         on_batch = self.at is NoiseAt.BATCH
-        std = self._std(self._norms(leaves), t)
+        std = jnp.asarray(self._sensitivity(leaves, t) * self.multiplier(t))
         std = std / leaves[0].shape[0] if on_batch else std
         # The adversary takes the scale as it is: a guess must not explain itself
         # better by asking for more noise.
         variance = jax.lax.stop_gradient(jnp.square(std))
         return evidence.noisier([variance] * len(leaves), common=on_batch)
 
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], None]:
+    def release(self, point: Point, bound: Bound | None) -> Release:
         """Returns what the noise claims, given what bounds the unit."""
         on_batch = self.at is NoiseAt.BATCH
-        mechanism = Mechanism(
-            point=point,
-            kind=NoiseKind.GAUSSIAN,
-            multiplier=self.multiplier,
-            sensitivity=self.sensitivity.bound,
-            clip=bound.limit if bound else unbounded,
-            norm=bound.norm if bound else 2,
-            per_tensor=bound.per_tensor if bound else True,
-            data_dependent=self.sensitivity.data_dependent,
-            on_batch_sum=on_batch,
-            caveats=caveats(bound, self.sensitivity, 2, on_batch),
+        return self._release(
+            point, bound, NoiseKind.GAUSSIAN, self.multiplier, 2, on_batch
         )
-        return (mechanism,), None
 
 
 @dataclasses.dataclass(frozen=True)
-class LaplaceNoise(Stateless):
+class LaplaceNoise(_TiedNoise):
     """Adds Laplace(S / epsilon_t) to every coordinate, independently for each unit.
 
     The std of a coordinate is sqrt(2) * S / epsilon_t.
@@ -235,60 +280,24 @@ class LaplaceNoise(Stateless):
     epsilon: Schedule
     sensitivity: Sensitivity
 
-    @property
-    def independent(self) -> bool:
-        """Whether the scale is fixed: each unit has its own draw."""
-        return not self.sensitivity.data_dependent
-
-    @property
-    def additive(self) -> bool:
-        """Whether the noise does not depend on the units."""
-        return not self.sensitivity.data_dependent
-
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the noisy tree."""
         leaves, structure = jax.tree.flatten(tree)
-        norms = (
-            [unit_norms(leaf) for leaf in leaves]
-            if self.sensitivity.data_dependent
-            else []
-        )
-        scale = self.sensitivity.of(norms, t) / self.epsilon(t)
+        scale = self._sensitivity(leaves, t) / self.epsilon(t)
         noise = draw_like(key, leaves, jax.random.laplace, leaves[0].shape[0])
         noisy = add_noise(leaves, noise, [scale] * len(leaves))
         return jax.tree.unflatten(structure, noisy), state
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns the evidence with the noise's variance, 2 b^2."""
-        del state
         leaves = jax.tree.leaves(evidence.expected)
-        norms = (
-            [unit_norms(leaf) for leaf in leaves]
-            if self.sensitivity.data_dependent
-            else []
-        )
-        scale = jnp.asarray(self.sensitivity.of(norms, t) / self.epsilon(t))
+        scale = self._sensitivity(leaves, t) / self.epsilon(t)
         variance = jax.lax.stop_gradient(2 * jnp.square(scale))
         return evidence.noisier([variance] * len(leaves), peaked=True)
 
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], None]:
+    def release(self, point: Point, bound: Bound | None) -> Release:
         """Returns what the noise claims, given what bounds the unit."""
-        mechanism = Mechanism(
-            point=point,
-            kind=NoiseKind.LAPLACE,
-            multiplier=self.epsilon,
-            sensitivity=self.sensitivity.bound,
-            clip=bound.limit if bound else unbounded,
-            norm=bound.norm if bound else 1,
-            per_tensor=bound.per_tensor if bound else True,
-            data_dependent=self.sensitivity.data_dependent,
-            caveats=caveats(bound, self.sensitivity, 1, on_batch=False),
-        )
-        return (mechanism,), None
+        return self._release(point, bound, NoiseKind.LAPLACE, self.epsilon, 1)
 
 
 def plain_gaussian(std: float) -> GaussianNoise:
@@ -304,7 +313,6 @@ def plain_laplace(scale: float) -> LaplaceNoise:
 def sanitize(
     clip: float | Schedule,
     sigma: float | Schedule,
-    *,
     l2_max: bool = False,
     noise_at: NoiseAt = NoiseAt.UNIT,
     scope: Scope = Scope.TENSOR,

@@ -24,7 +24,7 @@ from gradaudit.defenses.noise import (
 from gradaudit.defenses.parsing import alias, preset
 from gradaudit.defenses.schedules import Schedule, as_schedule, decay
 from gradaudit.defenses.transforms import Defense, Transform, defend
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, not_negative
 from gradaudit.mechanism import Point
 
 
@@ -32,6 +32,17 @@ def at_point(point: Point, *transforms: Transform) -> Defense:
     """Returns the defense with these transforms at one point of the round."""
     parts: Any = {point.value: transforms}
     return defend("", **parts)
+
+
+def _at_examples(
+    clip: float | Schedule,
+    sigma: float | Schedule,
+    noise_at: NoiseAt,
+    scope: Scope = Scope.TENSOR,
+    l2_max: bool = False,
+) -> Defense:
+    """Returns a clip and its noise on every example's gradient."""
+    return defend("", per_example=sanitize(clip, sigma, l2_max, noise_at, scope))
 
 
 FED_CDP = "Wei et al. 2021 (Fed-CDP)"
@@ -83,9 +94,7 @@ def fed_cdp(
     scope: Scope = Scope.TENSOR,
 ) -> Defense:
     """Clips and noises every example's gradient in every local step."""
-    return at_point(
-        Point.PER_EXAMPLE, *sanitize(clip, sigma, noise_at=noise_at, scope=scope)
-    )
+    return _at_examples(clip, sigma, noise_at, scope)
 
 
 @preset("fed-cdp-decay", FED_CDP + ", section VI", off=OFF_DECAY)
@@ -99,7 +108,7 @@ def fed_cdp_decay(
 ) -> Defense:
     """Fed-CDP with a clipping bound that decays linearly."""
     clip = decay(policy, start, end, rounds)
-    return at_point(Point.PER_EXAMPLE, *sanitize(clip, sigma, noise_at=noise_at))
+    return _at_examples(clip, sigma, noise_at)
 
 
 @preset("fed-alpha-cdp", FED_ALPHA_CDP + ", section 5.2", off=OFF)
@@ -109,9 +118,7 @@ def fed_alpha_cdp(
     noise_at: NoiseAt = NoiseAt.UNIT,
 ) -> Defense:
     """Fed-CDP with noise scaled to the largest norm of the batch (l2-max)."""
-    return at_point(
-        Point.PER_EXAMPLE, *sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
-    )
+    return _at_examples(clip, sigma, noise_at, l2_max=True)
 
 
 @preset(
@@ -129,9 +136,7 @@ def fed_alpha_cdp_sigma(
 ) -> Defense:
     """Fed-alphaCDP with a noise scale that decays by one of the policies."""
     sigma = decay(policy, start, end, rounds)
-    return at_point(
-        Point.PER_EXAMPLE, *sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
-    )
+    return _at_examples(clip, sigma, noise_at, l2_max=True)
 
 
 dp_baseline = alias(
@@ -160,9 +165,7 @@ def dp_dyns(
 ) -> Defense:
     """DP-SGD with a decaying C and S = l2-max."""
     clip = decay(policy, start, end, rounds)
-    return at_point(
-        Point.PER_EXAMPLE, *sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
-    )
+    return _at_examples(clip, sigma, noise_at, l2_max=True)
 
 
 @preset("dp-dynsigma", DYNAMIC, off={"clip": 1e4, **OFF_SIGMA})
@@ -176,7 +179,7 @@ def dp_dynsigma(
 ) -> Defense:
     """DP-SGD with a decaying sigma, S = C."""
     sigma = decay(policy, sigma_start, sigma_end, rounds)
-    return at_point(Point.PER_EXAMPLE, *sanitize(clip, sigma, noise_at=noise_at))
+    return _at_examples(clip, sigma, noise_at)
 
 
 @preset("dp-dyn", DYNAMIC, off={"start": NO_CLIP, "end": 1e29, **OFF_SIGMA})
@@ -192,24 +195,20 @@ def dp_dyn(
     """DP-SGD with a decaying C, S = l2-max and a decaying sigma."""
     clip = decay(policy, start, end, rounds)
     sigma = decay(policy, sigma_start, sigma_end, rounds)
-    return at_point(
-        Point.PER_EXAMPLE, *sanitize(clip, sigma, l2_max=True, noise_at=noise_at)
-    )
+    return _at_examples(clip, sigma, noise_at, l2_max=True)
 
 
 @preset("gaussian-noise", FED_ALPHA_CDP + ", section 4.2", off={"std": 0.0})
 def gaussian_noise(std: float = 0.1, at: Point = Point.UPDATE) -> Defense:
     """Adds plain Gaussian noise to what a client sends, without a clip."""
-    if not std >= 0:
-        raise InputError(f"std must not be negative, got {std}")
+    not_negative(std=std)
     return at_point(at, plain_gaussian(std))  # the papers' variance is 0.01
 
 
 @preset("laplace-noise", FED_ALPHA_CDP + ", section 4.2", off={"scale": 0.0})
 def laplace_noise(scale: float = 0.0707, at: Point = Point.UPDATE) -> Defense:
     """Adds plain Laplace noise to what a client sends, without a clip."""
-    if not scale >= 0:
-        raise InputError(f"scale must not be negative, got {scale}")
+    not_negative(scale=scale)
     return at_point(at, plain_laplace(scale))  # variance 2 scale^2 = 0.01
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,9 +33,9 @@ class _Formula(abc.ABC):
     def _at(self, t: Any, xp: Any) -> Any:
         """Returns the value in round t, computed with the numpy-like module `xp`."""
 
+    @abc.abstractmethod
     def _last(self) -> int | None:
         """Returns the last round; later ones repeat its value. None = no end."""
-        return int(getattr(self, "rounds")) - 1  # noqa: B009
 
     def __call__(self, t: Any) -> Any:
         """Returns the value in round t: a float for an int, else an array."""
@@ -44,34 +44,6 @@ class _Formula(abc.ABC):
             return float(self._at(int(t) if last is None else min(int(t), last), np))
         t = t if last is None else jnp.minimum(t, last)
         return jnp.asarray(self._at(t, jnp), jnp.float32)
-
-
-def _check_start(kind: str, start: float, rounds: int) -> None:
-    if not (math.isfinite(start) and start > 0):
-        raise InputError(f"{kind}: start must be positive and finite, got {start}")
-    if not rounds >= 1:
-        raise InputError(f"{kind}: rounds must be at least 1, got {rounds}")
-
-
-def _check_rate(kind: str, rate: float) -> None:
-    if not 0 < rate < 1:
-        raise InputError(f"{kind}: rate must lie in (0, 1), got {rate}")
-
-
-def _check_last(kind: str, schedule: Schedule, rounds: int) -> None:
-    """Refuses a decay that is zero or negative in some round."""
-    for t in range(rounds):
-        value = schedule(t)
-        if not value > 0:
-            raise InputError(
-                f"{kind}: the value must stay positive until the last round, "
-                f"got {value:.6g} in round {t} of {rounds}; use a smaller rate"
-            )
-
-
-def _check_decay(kind: str, start: float, end: float) -> None:
-    if not 0 < end < start:
-        raise InputError(f"{kind}: end must lie in (0, start={start}), got end={end}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,93 +65,98 @@ class Constant(_Formula):
         return None
 
 
-@dataclasses.dataclass(frozen=True)
-class Linear(_Formula):
-    """start * (1 - rate * t) (Wei et al. 2023, section 5.3)."""
+class _Decay(_Formula):
+    """A formula from a start on, over a number of rounds, for dataclasses.
 
+    Refuses what is zero or negative in some round.
+    """
+
+    policy: ClassVar[str]
     start: float
-    rate: float
     rounds: int
 
     def __post_init__(self) -> None:
-        _check_start("linear", self.start, self.rounds)
-        _check_rate("linear", self.rate)
-        _check_last("linear", self, self.rounds)
+        _check_start(self.policy, self.start, self.rounds)
+        parameters = vars(self)
+        for name in ("rate", "decay"):
+            value = parameters.get(name, 0.5)
+            if not 0 < value < 1:
+                raise InputError(
+                    f"{self.policy}: {name} must lie in (0, 1), got {value}"
+                )
+        if not parameters.get("step", 1) >= 1:
+            raise InputError(
+                f"{self.policy}: step must be at least 1, got {parameters['step']}"
+            )
+        for t in range(self.rounds):
+            value = self(t)
+            if not value > 0:
+                raise InputError(
+                    f"{self.policy}: the value must stay positive until the last "
+                    f"round, got {value:.6g} in round {t} of {self.rounds}; use a "
+                    "smaller rate"
+                )
 
-    @classmethod
-    def between(cls, start: float, end: float, rounds: int) -> "Linear":
-        """Returns the schedule that would reach `end` at t = rounds."""
-        _check_start("linear", start, rounds)
-        _check_decay("linear", start, end)
-        return cls(start, (1 - end / start) / rounds, rounds)
+    def _last(self) -> int | None:
+        return int(self.rounds) - 1
+
+
+def _check_start(policy: str, start: float, rounds: int) -> None:
+    if not (math.isfinite(start) and start > 0):
+        raise InputError(f"{policy}: start must be positive and finite, got {start}")
+    if not rounds >= 1:
+        raise InputError(f"{policy}: rounds must be at least 1, got {rounds}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(_Decay):
+    """start * (1 - rate * t) (Wei et al. 2023, section 5.3)."""
+
+    policy = "linear"
+    start: float
+    rate: float
+    rounds: int
 
     def _at(self, t: Any, xp: Any) -> Any:
         return self.start * (1 - self.rate * t)
 
 
 @dataclasses.dataclass(frozen=True)
-class Staircase(_Formula):
+class Staircase(_Decay):
     """start * (1 - rate * floor(t / step)) (Wei et al. 2023, section 5.3)."""
 
+    policy = "staircase"
     start: float
     rate: float
     step: int
     rounds: int
-
-    def __post_init__(self) -> None:
-        _check_start("staircase", self.start, self.rounds)
-        _check_rate("staircase", self.rate)
-        if not self.step >= 1:
-            raise InputError(f"staircase: step must be at least 1, got {self.step}")
-        _check_last("staircase", self, self.rounds)
-
-    @classmethod
-    def between(
-        cls, start: float, end: float, rounds: int, stairs: int = 10
-    ) -> "Staircase":
-        """Returns `stairs` equal drops, the last of which would end at `end`."""
-        _check_start("staircase", start, rounds)
-        _check_decay("staircase", start, end)
-        if not stairs >= 1:
-            raise InputError(f"staircase: stairs must be at least 1, got {stairs}")
-        return cls(start, (1 - end / start) / stairs, -(-rounds // stairs), rounds)
 
     def _at(self, t: Any, xp: Any) -> Any:
         return self.start * (1 - self.rate * (t // self.step))
 
 
 @dataclasses.dataclass(frozen=True)
-class Exponential(_Formula):
+class Exponential(_Decay):
     """start * exp(-rate * t) (Wei et al. 2023, section 5.3)."""
 
+    policy = "exponential"
     start: float
     rate: float
     rounds: int
-
-    def __post_init__(self) -> None:
-        _check_start("exponential", self.start, self.rounds)
-        _check_rate("exponential", self.rate)
-        _check_last("exponential", self, self.rounds)
-
-    @classmethod
-    def between(cls, start: float, end: float, rounds: int) -> "Exponential":
-        """Returns the schedule that would reach `end` at t = rounds."""
-        _check_start("exponential", start, rounds)
-        _check_decay("exponential", start, end)
-        return cls(start, math.log(start / end) / rounds, rounds)
 
     def _at(self, t: Any, xp: Any) -> Any:
         return self.start * xp.exp(-self.rate * t)
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineCycles(_Formula):
+class CosineCycles(_Decay):
     """Cosine annealing with restarts (Wei et al. 2023, section 5.3).
 
     In each of `cycles` periods the value falls from `start` towards `floor`. The
     paper's formula has floor = 0, which ends every cycle next to no noise at all.
     """
 
+    policy = "cyclic"
     start: float
     cycles: int
     rounds: int
@@ -203,7 +180,7 @@ class CosineCycles(_Formula):
 
 
 @dataclasses.dataclass(frozen=True)
-class TriangleCycles(_Formula):
+class TriangleCycles(_Decay):
     """A decaying triangle wave (Wei & Liu 2022, section IV-A).
 
     The value falls for `step` rounds as peak * (1 - rate * s), rises back over the
@@ -211,19 +188,12 @@ class TriangleCycles(_Formula):
     The paper uses one letter for the step and for its index; this is how we read it.
     """
 
+    policy = "triangle"
     start: float
     rate: float
     step: int
     decay: float
     rounds: int
-
-    def __post_init__(self) -> None:
-        _check_start("triangle", self.start, self.rounds)
-        _check_rate("triangle", self.rate)
-        _check_rate("triangle decay", self.decay)
-        if not self.step >= 1:
-            raise InputError(f"triangle: step must be at least 1, got {self.step}")
-        _check_last("triangle", self, self.rounds)
 
     def _at(self, t: Any, xp: Any) -> Any:
         half, within = t // self.step, t % self.step
@@ -233,26 +203,16 @@ class TriangleCycles(_Formula):
 
 
 @dataclasses.dataclass(frozen=True)
-class InverseLinear(_Formula):
+class InverseLinear(_Decay):
     """1 / value grows linearly, so epsilon per round does (Wei & Liu 2022, Table VIII).
 
     1 / value = (1 / start) * (1 + rate * t).
     """
 
+    policy = "inverse-linear"
     start: float
     rate: float
     rounds: int
-
-    def __post_init__(self) -> None:
-        _check_start("inverse-linear", self.start, self.rounds)
-        _check_rate("inverse-linear", self.rate)
-
-    @classmethod
-    def between(cls, start: float, end: float, rounds: int) -> "InverseLinear":
-        """Returns the schedule that would reach `end` at t = rounds."""
-        _check_start("inverse-linear", start, rounds)
-        _check_decay("inverse-linear", start, end)
-        return cls(start, (start / end - 1) / rounds, rounds)
 
     def _at(self, t: Any, xp: Any) -> Any:
         return self.start / (1 + self.rate * t)
@@ -292,16 +252,28 @@ class Table(_Formula):
         return len(self.values) - 1
 
 
-# name -> schedule from (start, end, rounds); the words of the command line
+_CYCLES = {"cyclic", "triangle"}  # they come back up, and may fall to 0
+_STAIRS = 10
+
+# policy -> its schedule from (start, end, rounds): `end` is reached at t = rounds, or
+# at the bottom of a cycle
 POLICIES: dict[str, Callable[[float, float, int], Schedule]] = {
-    "linear": Linear.between,
-    "staircase": Staircase.between,
-    "exponential": Exponential.between,
+    "linear": lambda start, end, rounds: Linear(
+        start, (1 - end / start) / rounds, rounds
+    ),
+    "staircase": lambda start, end, rounds: Staircase(
+        start, (1 - end / start) / _STAIRS, -(-rounds // _STAIRS), rounds
+    ),
+    "exponential": lambda start, end, rounds: Exponential(
+        start, math.log(start / end) / rounds, rounds
+    ),
     "cyclic": lambda start, end, rounds: CosineCycles(start, 2, rounds, end),
     "triangle": lambda start, end, rounds: TriangleCycles(
         start, (1 - end / start) / rounds, max(1, rounds // 4), 0.1, rounds
     ),
-    "inverse-linear": InverseLinear.between,
+    "inverse-linear": lambda start, end, rounds: InverseLinear(
+        start, (start / end - 1) / rounds, rounds
+    ),
 }
 
 
@@ -309,6 +281,9 @@ def decay(policy: str, start: float, end: float, rounds: int) -> Schedule:
     """Returns the named policy from `start` to `end` over `rounds`."""
     if policy not in POLICIES:
         raise unknown_name("decay policy", policy, POLICIES)
+    _check_start(policy, start, rounds)
+    if policy not in _CYCLES and not 0 < end < start:
+        raise InputError(f"{policy}: end must lie in (0, start={start}), got end={end}")
     return POLICIES[policy](start, end, rounds)
 
 

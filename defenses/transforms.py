@@ -15,6 +15,8 @@ from gradaudit.text import takes, users_code, written_at
 from gradaudit.types import Key, PyTree
 
 State = Any  # what a transform must remember from one call to the next; () if nothing
+Round = jax.Array | int  # counted from 0
+Applied = tuple[PyTree, State]  # what became of the units, and the next state
 
 
 class Transform(Protocol):
@@ -45,9 +47,7 @@ class Transform(Protocol):
     def init(self, params: PyTree) -> State:
         """Returns the state before the first round."""
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the transformed tree and the next state; `t` is the round."""
 
 
@@ -68,13 +68,14 @@ class Bound:
     per_tensor: bool = True  # each tensor on its own, or the unit's whole tree
 
 
+Release = tuple[tuple[Mechanism, ...], Bound | None]  # and what bounds a unit after it
+
+
 @runtime_checkable
 class Releases(Protocol):
     """A transform that can say what it releases, and what bounds a unit after it."""
 
-    def release(
-        self, point: Point, bound: Bound | None
-    ) -> tuple[tuple[Mechanism, ...], Bound | None]:
+    def release(self, point: Point, bound: Bound | None) -> Release:
         """Returns the mechanisms at this point and the bound on a unit after it.
 
         `bound` holds before the transform (None = nothing bounds a unit). A clip
@@ -176,9 +177,7 @@ def _mechanisms_at(
     return found
 
 
-def release_of(
-    transform: Transform, point: Point, bound: Bound | None
-) -> tuple[tuple[Mechanism, ...], Bound | None]:
+def release_of(transform: Transform, point: Point, bound: Bound | None) -> Release:
     """Returns what any transform releases, and what bounds a unit after it."""
     if isinstance(transform, Releases):
         return transform.release(point, bound)
@@ -207,7 +206,7 @@ def run(
     key: Key,
     tree: PyTree,
     states: tuple[State, ...],
-    t: jax.Array | int,
+    t: Round,
 ) -> tuple[PyTree, tuple[State, ...]]:
     """Runs transforms in order, each with its own key; none = the identity.
 
@@ -235,7 +234,7 @@ def run_alone(
     key: Key,
     unit: PyTree,
     states: tuple[State, ...],
-    t: jax.Array | int,
+    t: Round,
 ) -> tuple[PyTree, tuple[State, ...]]:
     """Runs transforms on one unit that has no axis of units."""
     units = jax.tree.map(lambda leaf: leaf[None], unit)
@@ -265,9 +264,7 @@ class FromFunction(Stateless):
                 "tree"
             )
 
-    def apply(
-        self, key: Key, tree: PyTree, state: State, t: jax.Array | int
-    ) -> tuple[PyTree, State]:
+    def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns what the function makes of the tree."""
         return self.function(key, tree, t), state
 
@@ -276,7 +273,7 @@ class FromFunction(Stateless):
 class Explains(Protocol):
     """A transform that tells an aware adversary what it does to a guess."""
 
-    def explain(self, evidence: Evidence, state: State, t: jax.Array | int) -> Evidence:
+    def explain(self, evidence: Evidence, state: State, t: Round) -> Evidence:
         """Returns the evidence about its output from that about its input."""
 
 
@@ -284,7 +281,7 @@ def explain(
     transforms: tuple[Transform, ...],
     evidence: Evidence,
     states: tuple[State, ...],
-    t: jax.Array | int,
+    t: Round,
 ) -> Evidence:
     """Returns what is known of the transforms' output, in order.
 

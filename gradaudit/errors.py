@@ -52,6 +52,13 @@ def check_seed(seed: int) -> None:
         raise InputError(f"seed must lie in 0..2^32 - 1, got {seed}")
 
 
+def not_negative(**numbers: float) -> None:
+    """Raises `InputError` unless every number is at least 0."""
+    for name, value in numbers.items():
+        if not value >= 0:
+            raise InputError(f"{name} must not be negative, got {value}")
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """Returns the error for a name that is not in a table, with the nearest one."""
     names = sorted(known)

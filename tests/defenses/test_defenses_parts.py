@@ -30,12 +30,12 @@ from gradaudit.models.networks import build_model
 ROOT = pathlib.Path(__file__).parents[2]
 SCHEDULES = [
     schedules.Constant(3.0),
-    schedules.Linear.between(15.0, 4.85, 100),
-    schedules.Staircase.between(15.0, 4.85, 100),
-    schedules.Exponential.between(15.0, 4.85, 100),
+    schedules.decay("linear", 15.0, 4.85, 100),
+    schedules.decay("staircase", 15.0, 4.85, 100),
+    schedules.decay("exponential", 15.0, 4.85, 100),
     schedules.CosineCycles(15.0, 2, 100),
     schedules.TriangleCycles(6.0, 0.01, 10, 0.05, 100),
-    schedules.InverseLinear.between(15.0, 4.85, 100),
+    schedules.decay("inverse-linear", 15.0, 4.85, 100),
     schedules.Table((3.0, 2.0, 1.0)),
 ]
 

@@ -18,7 +18,14 @@ from gradaudit.federation.checkpoint import RunFolder, load_round
 from gradaudit.federation.recipe import Population, Recipe
 from gradaudit.federation.round import run_round
 from gradaudit.federation.setting import Setting
-from gradaudit.federation.training import ActiveSelection, FixedSize, Poisson, Stopped, Training, train_until
+from gradaudit.federation.training import (
+    ActiveSelection,
+    FixedSize,
+    Poisson,
+    Stopped,
+    Training,
+    train_until,
+)
 from gradaudit.models.model import from_function
 from gradaudit.models.networks import build_model
 from gradaudit.spec import Spec
