@@ -33,30 +33,6 @@ ROUNDS = "rounds"
 _VERSION = 2
 
 
-def begin(folder: pathlib.Path, spec: Spec) -> None:
-    """Prepares a folder for a training from its first round; an old one is gone."""
-    (folder / CHECKPOINT).unlink(missing_ok=True)  # first: nothing belongs to it now
-    for stale in (folder / ROUNDS).glob("*.npz"):
-        stale.unlink()
-    for name in ("result.json", HISTORY):
-        (folder / name).unlink(missing_ok=True)
-    files.write_json(folder / SPEC, spec.plain())
-
-
-def save(folder: pathlib.Path, progress: Progress, fingerprint: str) -> None:
-    """Writes a finished round; a crash at any moment leaves it or the one before.
-
-    `fingerprint` says which training it belongs to: `load` refuses another one.
-    """
-    if progress.last is None:
-        raise InputError("there is no finished round to save")
-    line = json.dumps(files.finite(dataclasses.asdict(progress.last)))
-    files.append_lines(folder / HISTORY, [line])
-    arrays = _leaves((progress.state, progress.values))
-    about = {"version": _VERSION, "fingerprint": fingerprint}
-    _write(folder / CHECKPOINT, about | {"round": int(progress.state.round)}, arrays)
-
-
 def load(
     folder: pathlib.Path, start: Progress, fingerprint: str
 ) -> tuple[Progress, list[RoundRecord]]:
@@ -77,12 +53,6 @@ def load(
     history = _cut_history(folder / HISTORY, int(about["round"]))
     last = history[-1] if history else None
     return Progress(state, np.asarray(values), last), history
-
-
-def fingerprint_of(folder: pathlib.Path) -> str | None:
-    """Returns which training the checkpoint of a folder belongs to; None without."""
-    path = folder / CHECKPOINT
-    return str(_read(path)[0].get("fingerprint")) if path.exists() else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,6 +208,35 @@ class RunFolder:
         self._path = None if out is None else pathlib.Path(out)
         self._spec, self._fingerprint, self._record = spec, fingerprint, record
 
+    def open(self, start: Progress, resume: bool, overwrite: bool) -> Progress:
+        """Returns where the training goes on; refuses a folder of another one.
+
+        The same training goes on from its last round; `resume` insists on that,
+        `overwrite` begins anew.
+        """
+        path = self._path
+        if path is None:
+            if resume:
+                raise InputError("to resume, say which folder with --out")
+            return start
+        begun = not overwrite and (path / CHECKPOINT).exists()
+        found = str(_read(path / CHECKPOINT)[0].get("fingerprint")) if begun else None
+        if resume or found == self._fingerprint:
+            progress, self.history = load(path, start, self._fingerprint)
+            return progress
+        if not overwrite and (begun or self._has_others_result(path)):
+            raise InputError(
+                f"{path} holds another training, or another run's result: choose "
+                "another --out, or say --overwrite"
+            )
+        (path / CHECKPOINT).unlink(missing_ok=True)  # first: nothing belongs to it now
+        for stale in (path / ROUNDS).glob("*.npz"):
+            stale.unlink()
+        for name in ("result.json", HISTORY):
+            (path / name).unlink(missing_ok=True)
+        files.write_json(path / SPEC, self._spec.plain())
+        return start
+
     def _has_others_result(self, folder: pathlib.Path) -> bool:
         """Returns whether a result is there that is not this training's own.
 
@@ -250,38 +249,24 @@ class RunFolder:
         except InputError:
             return True
 
-    def open(self, start: Progress, resume: bool, overwrite: bool) -> Progress:
-        """Returns where the training goes on; refuses a folder of another one.
-
-        The same training goes on from its last round; `resume` insists on that,
-        `overwrite` begins anew.
-        """
-        if self._path is None:
-            if resume:
-                raise InputError("to resume, say which folder with --out")
-            return start
-        found = None if overwrite else fingerprint_of(self._path)
-        if resume or found == self._fingerprint:
-            progress, self.history = load(self._path, start, self._fingerprint)
-            return progress
-        used = found is not None or self._has_others_result(self._path)
-        if not overwrite and used:
-            raise InputError(
-                f"{self._path} holds another training, or another run's result: choose "
-                "another --out, or say --overwrite"
-            )
-        begin(self._path, self._spec)
-        return start
-
     def keep(self, progress: Progress) -> None:
-        """Keeps a finished round."""
-        if progress.last is None:
+        """Keeps a finished round; a crash at any moment leaves it or the one before."""
+        path, last = self._path, progress.last
+        if last is None:
             return
-        self.history.append(progress.last)
-        if self._path is not None:
-            if _is_recorded(progress.last.round, self._record):
-                record_start(self._path, progress)
-            save(self._path, progress, self._fingerprint)
+        self.history.append(last)
+        if path is None:
+            return
+        if _is_recorded(last.round, self._record):
+            record_start(path, progress)
+        line = json.dumps(files.finite(dataclasses.asdict(last)))
+        files.append_lines(path / HISTORY, [line])
+        about = {
+            "version": _VERSION,
+            "fingerprint": self._fingerprint,
+            "round": int(progress.state.round),
+        }
+        _write(path / CHECKPOINT, about, _leaves((progress.state, progress.values)))
 
     def close(self, progress: Progress) -> None:
         """Records the last round."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import State, run, run_alone
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, at_least
 from gradaudit.federation.client import ClientReport, train_client
 from gradaudit.federation.recipe import (
     Draw,
@@ -136,8 +136,7 @@ def run_round(
     """
     if chunk is None:
         chunk = default_chunk(state.params)
-    if not chunk >= 1:
-        raise InputError(f"chunk must be at least 1, got {chunk}")
+    at_least(1, chunk=chunk)
     clients = np.sort(np.asarray(clients, np.int32))
     if not len(clients):
         return _skipped(state)

@@ -116,11 +116,7 @@ Plain = dict[str, Any]
 
 def setting_as_plain(setting: Setting) -> Plain:
     """Returns every field as JSON has it; the partition by its name and numbers."""
-    plain = {
-        field.name: getattr(setting, field.name)
-        for field in dataclasses.fields(setting)
-    }
-    plain["partition"] = _partition_as_plain(setting.partition)
+    plain = {**vars(setting), "partition": _partition_as_plain(setting.partition)}
     return {
         name: value.value if isinstance(value, enum.Enum) else value
         for name, value in plain.items()

@@ -111,8 +111,8 @@ def _participants(
             "the defense looks at all updates of a round at the server: say who takes "
             "part (participants) to read what it sends on"
         )
-    _check_ids(population, participants or ())
-    if not set(clients) <= set(participants or ()):
+    _check_ids(population, participants)
+    if not set(clients) <= set(participants):
         raise InputError("only clients that take part in the round can be read")
     return np.sort(np.asarray(participants, np.int32))
 

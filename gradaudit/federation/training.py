@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradaudit import tree
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import check_state
-from gradaudit.errors import InputError
+from gradaudit.errors import InputError, at_least
 from gradaudit.federation.recipe import (
     Draw,
     Population,
@@ -262,23 +262,19 @@ class Training:
                 f"a client holds {smallest} examples, fewer than the batch size "
                 f"{self.recipe.batch_size}"
             )
-        if not self.evaluate_every >= 1:
-            raise InputError(
-                f"evaluate_every must be at least 1, got {self.evaluate_every}"
-            )
+        at_least(1, evaluate_every=self.evaluate_every)
 
     def start(self, params: PyTree, buffers: PyTree | None = None) -> Progress:
         """Returns the training before its first round.
 
         Refuses transforms whose states can't be averaged over clients.
         """
-        recipe, state = self.recipe, initial_state(self.recipe, params, buffers)
-        for point, transforms, states in (
-            (Point.PER_EXAMPLE, recipe.per_example, state.per_example),
-            (Point.UPDATE, recipe.update, state.update),
-            (Point.SERVER, recipe.server, state.server),
-        ):
-            for transform, own in zip(transforms, states, strict=True):
+        state = initial_state(self.recipe, params, buffers)
+        for point in Point:
+            transforms = getattr(self.recipe, point.value)
+            for transform, own in zip(
+                transforms, getattr(state, point.value), strict=True
+            ):
                 check_state(transform, own, point)
         sizes = np.asarray(self.population.sizes)
         return self.placed(Progress(state, self.sampler.init(sizes)))
@@ -317,9 +313,8 @@ class Training:
         jax.block_until_ready(state)  # type: ignore[no-untyped-call]
         seconds = time.perf_counter() - clock
         sizes = np.asarray(self.population.sizes)
-        values = self.sampler.learn(
-            progress.values, clients, np.asarray(info.losses), sizes
-        )
+        losses = np.asarray(info.losses)
+        values = self.sampler.learn(progress.values, clients, losses, sizes)
         record = self._measure(state, info, clients, seconds)
         return Progress(state, values, record, began)
 
