@@ -25,7 +25,9 @@ from gradaudit.defenses.transforms import (
     Round,
     State,
     Stateless,
+    States,
     Transform,
+    Transforms,
     run,
 )
 from gradaudit.errors import not_negative
@@ -39,13 +41,10 @@ from gradaudit.types import Key, PyTree
 # 1e-19..1e19 to 1e-13..1e25 at the price of one multiplication.
 _SCALE = 2.0**-20
 
-
 TARGET = "gradaudit_unit_norms"  # the name by which XLA knows the C
-
 
 # Few units are summed term by term: one pass over memory instead of a small matmul.
 _MOST_UNROLLED = 16
-
 
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
@@ -217,19 +216,15 @@ class OnePass(Protocol):
         """
 
 
-def takes_factors(transforms: tuple[Transform, ...]) -> bool:
+def takes_factors(transforms: Transforms) -> bool:
     """Returns whether norms and weighted sums of the units are all that is needed."""
     alone = _fused_from(transforms) == 0
     return alone and all(getattr(part, "factored", False) for part in transforms)
 
 
 def mean_of_units(
-    transforms: tuple[Transform, ...],
-    key: Key,
-    tree: PyTree,
-    states: tuple[State, ...],
-    t: Round,
-) -> tuple[PyTree, tuple[State, ...]]:
+    transforms: Transforms, key: Key, tree: PyTree, states: States, t: Round
+) -> tuple[PyTree, States]:
     """Returns the mean over units of `run(transforms, ...)`, and the next states.
 
     Guarantee: equal in distribution to running and then averaging; without noise,
@@ -255,7 +250,7 @@ def mean_of_units(
     return jax.tree.unflatten(structure, means), following
 
 
-def _fused_from(transforms: tuple[Transform, ...]) -> int:
+def _fused_from(transforms: Transforms) -> int:
     """Returns where the fusible end starts: [one that scales][one that ends]."""
     start = len(transforms)
     if start and _ends(transforms[start - 1]) is True:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -50,19 +50,12 @@ def layer_names(tree: PyTree) -> list[str]:
     return [jax.tree_util.keystr(layer, simple=True, separator="/") for layer in layers]
 
 
-class Selection(Protocol):
-    """Chooses tensors."""
-
-    def of(self, tree: PyTree) -> list[bool]:
-        """Returns for each tensor (units, ...) whether it is chosen."""
-
-
 @dataclasses.dataclass(frozen=True)
 class DenseLayers:
     """The layers that hold a matrix (and no larger tensor): kernels and biases."""
 
     def of(self, tree: PyTree) -> list[bool]:
-        """Returns for each tensor whether its layer is dense."""
+        """Returns for each tensor (units, ...) whether its layer is dense."""
         names, leaves = layer_names(tree), jax.tree.leaves(tree)
         ranks: dict[str, int] = {}
         for name, leaf in zip(names, leaves, strict=True):
@@ -93,6 +86,8 @@ class NamedLayers:
     def __str__(self) -> str:
         return " and ".join(self.names)
 
+
+Selection = DenseLayers | NamedLayers
 
 _TREES = ("expected", "variance", "common")  # what Evidence says of every tensor
 

@@ -32,11 +32,8 @@ BITS_TARGET = "gradaudit_normal_of_bits"
 SUMS_TARGET = "gradaudit_noisy_sums"
 
 _PARITY = np.uint32(0x1BD11BDA)
-
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-
 _ONE = np.float32(1.0).view(np.uint32)
-
 # Giles 2010, Approximating the erfinv function, single precision: centre, tails.
 _GILES = (
     (2.81022636e-08, -0.000200214257),

@@ -109,16 +109,40 @@ def _check_start(policy: str, start: float, rounds: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(_Decay):
-    """start * (1 - rate * t) (Wei et al. 2023, section 5.3)."""
-
-    policy = "linear"
+class _WithRate(_Decay):
     start: float
     rate: float
     rounds: int
 
+
+class Linear(_WithRate):
+    """start * (1 - rate * t) (Wei et al. 2023, section 5.3)."""
+
+    policy = "linear"
+
     def _at(self, t: Any, xp: Any) -> Any:
         return self.start * (1 - self.rate * t)
+
+
+class Exponential(_WithRate):
+    """start * exp(-rate * t) (Wei et al. 2023, section 5.3)."""
+
+    policy = "exponential"
+
+    def _at(self, t: Any, xp: Any) -> Any:
+        return self.start * xp.exp(-self.rate * t)
+
+
+class InverseLinear(_WithRate):
+    """1 / value grows linearly, so epsilon per round does (Wei & Liu 2022, Table VIII).
+
+    1 / value = (1 / start) * (1 + rate * t).
+    """
+
+    policy = "inverse-linear"
+
+    def _at(self, t: Any, xp: Any) -> Any:
+        return self.start / (1 + self.rate * t)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,19 +157,6 @@ class Staircase(_Decay):
 
     def _at(self, t: Any, xp: Any) -> Any:
         return self.start * (1 - self.rate * (t // self.step))
-
-
-@dataclasses.dataclass(frozen=True)
-class Exponential(_Decay):
-    """start * exp(-rate * t) (Wei et al. 2023, section 5.3)."""
-
-    policy = "exponential"
-    start: float
-    rate: float
-    rounds: int
-
-    def _at(self, t: Any, xp: Any) -> Any:
-        return self.start * xp.exp(-self.rate * t)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,22 +211,6 @@ class TriangleCycles(_Decay):
         distance = xp.where(half % 2 == 0, within, self.step - within)
         peak = self.start * (1 - self.decay * (half // 2))
         return peak * (1 - self.rate * distance)
-
-
-@dataclasses.dataclass(frozen=True)
-class InverseLinear(_Decay):
-    """1 / value grows linearly, so epsilon per round does (Wei & Liu 2022, Table VIII).
-
-    1 / value = (1 / start) * (1 + rate * t).
-    """
-
-    policy = "inverse-linear"
-    start: float
-    rate: float
-    rounds: int
-
-    def _at(self, t: Any, xp: Any) -> Any:
-        return self.start / (1 + self.rate * t)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,10 @@ class Transform(Protocol):
         """Returns the transformed tree and the next state; `t` is the round."""
 
 
+Transforms = tuple[Transform, ...]  # one after the other
+States = tuple[State, ...]  # of each of them
+
+
 class Stateless:
     """A transform that remembers nothing."""
 
@@ -104,9 +108,9 @@ class Defense:
     """
 
     name: str
-    per_example: tuple[Transform, ...] = ()
-    update: tuple[Transform, ...] = ()
-    server: tuple[Transform, ...] = ()
+    per_example: Transforms = ()
+    update: Transforms = ()
+    server: Transforms = ()
     mechanisms: tuple[Mechanism, ...] = ()
     paper: str = ""
     summary: str = ""
@@ -130,9 +134,9 @@ class Defense:
 @rebuilds
 def defend(
     name: str,
-    per_example: tuple[Transform, ...] = (),
-    update: tuple[Transform, ...] = (),
-    server: tuple[Transform, ...] = (),
+    per_example: Transforms = (),
+    update: Transforms = (),
+    server: Transforms = (),
     paper: str = "",
     summary: str = "",
     parameters: tuple[tuple[str, Any], ...] = (),
@@ -161,9 +165,7 @@ def defend(
     )
 
 
-def _mechanisms_at(
-    point: Point, transforms: tuple[Transform, ...]
-) -> tuple[Mechanism, ...]:
+def _mechanisms_at(point: Point, transforms: Transforms) -> tuple[Mechanism, ...]:
     """Returns what the transforms at one point release.
 
     What follows a bounded release without a new clip is post-processing.
@@ -202,12 +204,8 @@ def compose(*defenses: Defense) -> Defense:
 
 
 def run(
-    transforms: tuple[Transform, ...],
-    key: Key,
-    tree: PyTree,
-    states: tuple[State, ...],
-    t: Round,
-) -> tuple[PyTree, tuple[State, ...]]:
+    transforms: Transforms, key: Key, tree: PyTree, states: States, t: Round
+) -> tuple[PyTree, States]:
     """Runs transforms in order, each with its own key; none = the identity.
 
     Raises `InputError` if one of them fails in a user's file, or breaks its promise to
@@ -230,19 +228,15 @@ def run(
 
 
 def run_alone(
-    transforms: tuple[Transform, ...],
-    key: Key,
-    unit: PyTree,
-    states: tuple[State, ...],
-    t: Round,
-) -> tuple[PyTree, tuple[State, ...]]:
+    transforms: Transforms, key: Key, unit: PyTree, states: States, t: Round
+) -> tuple[PyTree, States]:
     """Runs transforms on one unit that has no axis of units."""
     units = jax.tree.map(lambda leaf: leaf[None], unit)
     units, following = run(transforms, key, units, states, t)
     return jax.tree.map(lambda leaf: leaf[0], units), following
 
 
-def init_states(transforms: tuple[Transform, ...], params: PyTree) -> tuple[State, ...]:
+def init_states(transforms: Transforms, params: PyTree) -> States:
     """Returns the state of every transform before the first round."""
     if not transforms:
         return ()
@@ -278,10 +272,7 @@ class Explains(Protocol):
 
 
 def explain(
-    transforms: tuple[Transform, ...],
-    evidence: Evidence,
-    states: tuple[State, ...],
-    t: Round,
+    transforms: Transforms, evidence: Evidence, states: States, t: Round
 ) -> Evidence:
     """Returns what is known of the transforms' output, in order.
 
@@ -300,8 +291,8 @@ def explain(
 class ToldDefense:
     """A defense as an aware adversary knows it: an `evidence.Told`."""
 
-    at_examples: tuple[Transform, ...]
-    at_updates: tuple[Transform, ...]  # of the client, then of the server
+    at_examples: Transforms
+    at_updates: Transforms  # of the client, then of the server
     reads_updates: bool
     t: int  # the round
 

@@ -9,7 +9,7 @@ import optax
 
 from gradaudit import tree
 from gradaudit.defenses.clipping import mean_of_units, takes_factors, weighted_means
-from gradaudit.defenses.transforms import State, Transform, run, run_alone
+from gradaudit.defenses.transforms import Round, States, Transforms, run, run_alone
 from gradaudit.federation.recipe import (
     Population,
     Recipe,
@@ -37,7 +37,7 @@ class Local:
 
     params: PyTree
     optimizer: optax.OptState
-    states: tuple[State, ...]  # of the per-example transforms
+    states: States  # of the per-example transforms
     buffers: PyTree
 
 
@@ -109,12 +109,8 @@ def _norms(
 
 
 def _averaged(
-    transforms: tuple[Transform, ...],
-    key: Key,
-    gradients: PyTree,
-    states: tuple[State, ...],
-    t: jax.Array,
-) -> tuple[PyTree, tuple[State, ...]]:
+    transforms: Transforms, key: Key, gradients: PyTree, states: States, t: Round
+) -> tuple[PyTree, States]:
     """The transforms one by one, then the mean: what a type 2 tap reads from."""
     gradients, states = run(transforms, key, gradients, states, t)
     return _mean(gradients), states

@@ -18,8 +18,9 @@ from scipy import special
 from gradaudit.data import Dataset
 from gradaudit.defenses.transforms import (
     Defense,
-    State,
+    States,
     Transform,
+    Transforms,
     init_states,
     is_additive,
     is_independent,
@@ -35,9 +36,9 @@ class Recipe:
     """The model, the defense's transforms and how clients and server compute."""
 
     model: Model
-    per_example: tuple[Transform, ...]
-    update: tuple[Transform, ...]
-    server: tuple[Transform, ...]
+    per_example: Transforms
+    update: Transforms
+    server: Transforms
     local_steps: int
     batch_size: int
     learning_rate: float
@@ -81,12 +82,12 @@ class Recipe:
         return not all(map(is_independent, self.server))
 
     @property
-    def unitwise(self) -> tuple[Transform, ...]:
+    def unitwise(self) -> Transforms:
         """The per-example transforms before the noise that is added at their end."""
         return self.per_example[: len(self.per_example) - len(self.added)]
 
     @property
-    def added(self) -> tuple[Transform, ...]:
+    def added(self) -> Transforms:
         """The noise that is added at the end of the per-example transforms, if any."""
         last = self.per_example[-1:]
         return last if last and is_additive(last[0]) else ()
@@ -228,9 +229,9 @@ class ServerState:
     """
 
     params: PyTree
-    per_example: tuple[State, ...]
-    update: tuple[State, ...]
-    server: tuple[State, ...]
+    per_example: States
+    update: States
+    server: States
     round: jax.Array  # () rounds done, int32
     buffers: PyTree = dataclasses.field(default_factory=dict)
 

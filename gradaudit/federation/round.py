@@ -10,7 +10,7 @@ import optax
 from numpy.typing import NDArray
 
 from gradaudit.data import Dataset
-from gradaudit.defenses.transforms import State, run, run_alone
+from gradaudit.defenses.transforms import States, run, run_alone
 from gradaudit.errors import InputError, at_least
 from gradaudit.federation.client import ClientReport, train_client
 from gradaudit.federation.recipe import (
@@ -79,7 +79,7 @@ def at_server(
 
 def at_server_together(
     recipe: Recipe, key: Key, state: ServerState, updates: PyTree
-) -> tuple[PyTree, tuple[State, ...]]:
+) -> tuple[PyTree, States]:
     """Returns all updates of a round after the server's transforms, and their states.
 
     `updates` lead with the participants in the order of their ids: all of the round,
@@ -230,7 +230,7 @@ def _round(
 @functools.partial(jax.jit, static_argnums=0)
 def _serve_together(
     recipe: Recipe, key: Key, state: ServerState, updates: PyTree, weights: jax.Array
-) -> tuple[PyTree, tuple[State, ...]]:
+) -> tuple[PyTree, States]:
     updates, states = at_server_together(recipe, key, state, updates)
     total = weighted_sum(updates, weights)
     return aggregate(state.params, total, jnp.sum(weights)), states

@@ -46,10 +46,7 @@ Values = NDArray[np.float32]  # what a sampler remembers between rounds
 
 @dataclasses.dataclass(frozen=True)
 class Sampler(abc.ABC):
-    """Selects the clients of a round, `count` of them on average.
-
-    This one looks at nobody: it remembers nothing.
-    """
+    """Selects the clients of a round, `count` on average; remembers nothing itself."""
 
     clients: int
     count: int
