@@ -35,6 +35,7 @@ from gradaudit.benchmarks.training_cells import (
 )
 from gradaudit.federation.client import example_gradients
 from gradaudit.federation.training import Progress, Stopped
+from gradaudit.models.gradients import one_hot
 from gradaudit.models.networks import build_model
 
 _PROBE = 100  # examples whose norms decide the sensitivity
@@ -60,14 +61,12 @@ def measure_deviation(
     model = build_model(
         "cnn" if len(data.shape) == 3 else "mlp", data.shape, data.classes
     )
-    inputs, labels = (
-        jnp.asarray(data.inputs[:_PROBE]),
-        jnp.asarray(data.labels[:_PROBE]),
-    )
+    inputs = jnp.asarray(data.inputs[:_PROBE])
+    targets = one_hot(jnp.asarray(data.labels[:_PROBE]), data.classes)
 
     @jax.jit
     def norms(params):  # type: ignore[no-untyped-def]
-        gradients = example_gradients(model, params, {}, inputs, labels)[1]
+        gradients = example_gradients(model, params, {}, inputs, targets)[1]
         each = jax.vmap(tree.tensor_norms)(gradients)
         return jnp.stack(jax.tree.leaves(each))  # (tensors, examples)
 

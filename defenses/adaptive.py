@@ -24,7 +24,7 @@ from gradaudit.defenses.noise import (
 )
 from gradaudit.defenses.normal import standard_normal
 from gradaudit.defenses.transforms import Applied, Bound, Release, Round, State
-from gradaudit.errors import InputError, not_negative, positive
+from gradaudit.errors import InputError, not_negative, positive, within_unit
 from gradaudit.evidence import Evidence
 from gradaudit.mechanism import Point
 from gradaudit.types import Key, PyTree
@@ -56,8 +56,7 @@ class QuantileClip:
     def __post_init__(self) -> None:
         positive(clip=self.clip)
         not_negative(sigma=self.sigma)
-        if not 0 < self.quantile < 1:
-            raise InputError(f"quantile must lie in (0, 1), got {self.quantile}")
+        within_unit(quantile=self.quantile)
         if not self.rate > 0:
             raise InputError(f"rate must be positive, got {self.rate}")
         if not self.sigma < 2 * self.count_sigma:

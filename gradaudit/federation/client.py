@@ -71,7 +71,7 @@ def example_gradients(
     params: PyTree,
     buffers: PyTree,
     inputs: jax.Array,
-    labels: jax.Array,
+    targets: jax.Array,
 ) -> tuple[jax.Array, PyTree]:
     """Returns every example's loss and gradient, with a leading example axis."""
 
@@ -80,7 +80,7 @@ def example_gradients(
             params, buffers, example[None], target[None]
         )
 
-    losses, gradients = jax.vmap(one)(inputs, one_hot(labels, model.classes))
+    losses, gradients = jax.vmap(one)(inputs, targets)
     return losses, gradients
 
 
@@ -127,22 +127,17 @@ def _batch_gradient(
 ) -> tuple[PyTree, Local, Step]:
     """Returns the defended gradient of a batch, and the client's memory after it."""
     model, (inputs, labels) = recipe.model, batch
+    data = (local.params, local.buffers, inputs, one_hot(labels, model.classes))
     if not recipe.per_example:  # the mean of the examples' gradients, without them
         (loss, buffers), gradient = jax.value_and_grad(
             model.loss_and_buffers, has_aux=True
-        )(local.params, local.buffers, inputs, one_hot(labels, model.classes))
+        )(*data)
         norms = _norms(first, gradient)
         after = dataclasses.replace(local, buffers=buffers)
         return gradient, after, Step(loss, norms, norms)
     factorable = dense_layers(model) and takes_factors(recipe.per_example)
-    if factorable and not tapped:
-        losses, gradients = factored_gradients(
-            model, local.params, local.buffers, inputs, one_hot(labels, model.classes)
-        )
-    else:
-        losses, gradients = example_gradients(
-            model, local.params, local.buffers, inputs, labels
-        )
+    read = factored_gradients if factorable and not tapped else example_gradients
+    losses, gradients = read(model, *data)
     before = _norms(first, gradients, read=_mean)
     average = _averaged if tapped else mean_of_units
     gradient, states = average(recipe.per_example, key, gradients, local.states, t)
@@ -173,8 +168,8 @@ def _poisson_gradient(
     def total(units: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), units)
 
+    targets = one_hot(labels, recipe.model.classes)
     if not recipe.per_example:
-        targets = one_hot(labels, recipe.model.classes)
 
         def loss_of(params: PyTree) -> jax.Array:
             losses = recipe.model.losses(params, local.buffers, inputs, targets)
@@ -184,7 +179,7 @@ def _poisson_gradient(
         norms = _norms(first, gradient)
         return gradient, local, Step(loss, norms, norms)
     losses, gradients = example_gradients(
-        recipe.model, local.params, local.buffers, inputs, labels
+        recipe.model, local.params, local.buffers, inputs, targets
     )
     before = _norms(first, gradients, read=total)
     cut = len(recipe.unitwise)

@@ -21,6 +21,7 @@ from gradaudit.federation.recipe import (
 )
 from gradaudit.federation.round import at_server, at_server_together
 from gradaudit.federation.setting import Batches
+from gradaudit.models.gradients import one_hot
 from gradaudit.types import Key, Leakage, LocalTraining, Observation, PyTree, Victim
 
 _TOGETHER = 32  # clients of a whole round that are vectorised together
@@ -170,8 +171,9 @@ def _example_leaks(
         )
         batch_key, noise_key = iteration_keys(own, iteration)
         inputs, labels = population.batch(batch_key, client, recipe.batch_size)
+        targets = one_hot(labels, recipe.model.classes)
         _, gradients = example_gradients(
-            recipe.model, local.params, local.buffers, inputs, labels
+            recipe.model, local.params, local.buffers, inputs, targets
         )
         gradients, _ = run(
             recipe.per_example, noise_key, gradients, local.states, state.round

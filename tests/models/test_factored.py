@@ -69,7 +69,7 @@ def assert_close(actual, expected) -> None:
 )
 def test_every_model_hands_out_the_factors_of_its_gradients(name):
     model, at, inputs, labels = batch(name)
-    losses, plain = example_gradients(model, *at, inputs, labels)
+    losses, plain = example_gradients(model, *at, inputs, one_hot(labels, CLASSES))
     targets = one_hot(labels, CLASSES)
     also, factored = factored_gradients(model, *at, inputs, targets)
     assert_close(also, losses)
@@ -82,7 +82,7 @@ def test_every_model_hands_out_the_factors_of_its_gradients(name):
 def test_a_defense_does_the_same_to_factors(text):
     model, at, inputs, labels = batch("cnn")
     transforms = defenses.parse(text).per_example
-    _, plain = example_gradients(model, *at, inputs, labels)
+    _, plain = example_gradients(model, *at, inputs, one_hot(labels, CLASSES))
     _, factored = factored_gradients(model, *at, inputs, one_hot(labels, CLASSES))
     states = tuple(transform.init(at[0]) for transform in transforms)
     key = jax.random.key(5)
