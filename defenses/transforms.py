@@ -124,10 +124,9 @@ class Defense:
         called = dict(self.parameters)
         if self.made_by is not None and self.made_by(**called) == self:
             return self.made_by, called
-        fields = {field.name for field in dataclasses.fields(self)}
-        parts = {
-            name: getattr(self, name) for name in fields - {"mechanisms", "made_by"}
-        }
+        derived = ("mechanisms", "made_by")
+        names = [field.name for field in dataclasses.fields(self)]
+        parts = {name: getattr(self, name) for name in names if name not in derived}
         return (defend, parts) if defend(**parts) == self else None
 
 

@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import enum
 import functools
+import math
 import time
 from collections.abc import Callable
 
@@ -178,9 +179,6 @@ def sampler_of(setting: Setting) -> Sampler:
     return _SAMPLERS[setting.selection](setting.clients, setting.clients_per_round)
 
 
-_BATCH = 250
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def evaluate(
     model: Model,
@@ -197,9 +195,8 @@ def evaluate(
         loss = model.example_loss(logits, one_hot(label[None], model.classes))[0]
         return jnp.argmax(logits[0]) == label, loss
 
-    correct, losses = jax.lax.map(
-        one, (inputs, labels), batch_size=min(_BATCH, len(inputs))
-    )
+    size = min(250, len(inputs))
+    correct, losses = jax.lax.map(one, (inputs, labels), batch_size=size)
     return jnp.mean(correct.astype(jnp.float32)), jnp.mean(losses)
 
 
@@ -266,12 +263,10 @@ class Training:
 
         Refuses transforms whose states can't be averaged over clients.
         """
-        state = initial_state(self.recipe, params, buffers)
+        recipe, state = self.recipe, initial_state(self.recipe, params, buffers)
         for point in Point:
-            transforms = getattr(self.recipe, point.value)
-            for transform, own in zip(
-                transforms, getattr(state, point.value), strict=True
-            ):
+            transforms, states = (getattr(x, point.value) for x in (recipe, state))
+            for transform, own in zip(transforms, states, strict=True):
                 check_state(transform, own, point)
         sizes = np.asarray(self.population.sizes)
         return self.placed(Progress(state, self.sampler.init(sizes)))
@@ -344,9 +339,8 @@ class Training:
     @functools.cached_property
     def _validation(self) -> tuple[jax.Array, jax.Array]:
         data = self.validation
-        held: tuple[jax.Array, jax.Array] = place(
-            (jnp.asarray(data.inputs), jnp.asarray(data.labels)), shared=True
-        )
+        arrays = jnp.asarray(data.inputs), jnp.asarray(data.labels)
+        held: tuple[jax.Array, jax.Array] = place(arrays, shared=True)
         return held
 
 
@@ -382,11 +376,12 @@ def _stopped(
     progress: Progress, rounds: int, target_accuracy: float | None
 ) -> Stopped | None:
     """Returns why the training ends with what is done, or None."""
-    last, target = progress.last, target_accuracy
+    last = progress.last
     if last is not None:
         finite = np.isfinite(last.training_loss)
         if not finite or not _is_finite(progress.state.params):
             return Stopped.DIVERGED
-        if None not in (target, last.accuracy) and last.accuracy >= target:  # type: ignore[operator]
+        accuracy = -math.inf if last.accuracy is None else last.accuracy
+        if target_accuracy is not None and accuracy >= target_accuracy:
             return Stopped.ACCURACY
     return Stopped.ROUNDS if int(progress.state.round) >= rounds else None
