@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from gradaudit import files
 from gradaudit.audit.informed import broken_certificates
 from gradaudit.audit.scores import MemberScore, Score, Trace
 from gradaudit.report import figures, metrics
-from gradaudit.report.result import SCHEMA_VERSION, Result
+from gradaudit.report.result import RunResult
 from gradaudit.report.tables import attack_table
-from gradaudit.spec import Spec
 
 # A relative misfit above it: the search did not converge. docs/threats.md has how it
 # was set, on examples that no figure of this project is about.
@@ -33,13 +31,11 @@ class Picture:
 
 
 @dataclasses.dataclass(frozen=True)
-class AttackResult(Result):
-    """Everything of one attack; `spec` runs it again."""
+class AttackResult(RunResult):
+    """Everything of one attack."""
 
-    spec: Spec
     about: dict[str, Any]  # the run in plain words: type, method, defense, dataset ...
     threat: dict[str, Any]
-    environment: dict[str, Any]
     scores: list[Score]  # of the victims that were begun
     traces: list[Trace]
     draws: int  # of the network
@@ -47,11 +43,9 @@ class AttackResult(Result):
     guess: metrics.Rate
     timing: dict[str, float]
     accounting: dict[str, Any] | None
-    limitations: list[str]
     inputs: NDArray[np.float32]  # (victims, batch, *shape) as handed in
     truth: NDArray[np.float32]  # (victims, batch, *shape)
     pictures: list[Picture]
-    interrupted: bool = False
     certificate: dict[str, Any] | None = None  # None: there is no noise
     # Of a portfolio: for every row of `scores`, what those found who were asked.
     members: list[tuple[MemberScore, ...]] = dataclasses.field(default_factory=list)
@@ -112,30 +106,26 @@ class AttackResult(Result):
 
     @functools.cached_property
     def _document(self) -> dict[str, Any]:
-        plain: dict[str, Any] = files.finite(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "spec": self.spec.plain(),
-                "about": self.about,
-                "threat": self.threat,
-                "environment": self.environment,
-                "status": "interrupted" if self.interrupted else "done",
-                "victims": {"asked": self.asked, "missing": self.missing},
-                "draws": self.by_draw(),
-                "metrics": self._metrics(),
-                "oracle": self._oracle(),
-                "ended": {
-                    name: sum(s.status == name for s in self.scores)
-                    for name in sorted({s.status for s in self.scores})
-                },
-                "timing": self.timing,
-                "accounting": self.accounting,
-                "certificate": self._certificate(),
-                "limitations": self.limitations,
-                **self.beside,
-            }
-        )
-        return plain
+        return super().to_dict()
+
+    def content(self) -> dict[str, Any]:
+        """Returns what came out, as result.json has it."""
+        return {
+            "about": self.about,
+            "threat": self.threat,
+            "victims": {"asked": self.asked, "missing": self.missing},
+            "draws": self.by_draw(),
+            "metrics": self._metrics(),
+            "oracle": self._oracle(),
+            "ended": {
+                name: sum(s.status == name for s in self.scores)
+                for name in sorted({s.status for s in self.scores})
+            },
+            "timing": self.timing,
+            "accounting": self.accounting,
+            "certificate": self._certificate(),
+            **self.beside,
+        }
 
     def _metrics(self) -> dict[str, Any]:
         scores = self.scores
