@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,14 +54,22 @@ def budget_of(plan: AuditPlan, method: str | Attack) -> dict[str, int | None]:
     return {n: v if v is not None and has(n) else None for n, v in asked.items()}
 
 
-def check_budget(plan: AuditPlan, methods: Sequence[str | Attack]) -> None:
-    """Raises if a budget was given that none of the attacks has."""
-    budgets = [budget_of(plan, method) for method in methods]
+def check_attacks(plan: AuditPlan, asked: Mapping[str, Sequence[str | Attack]]) -> None:
+    """Raises if no attack has a budget that was given, or one asks for too much.
+
+    `asked` are the attacks of each threat.
+    """
+    budgets = [budget_of(plan, each) for methods in asked.values() for each in methods]
     for name in ("iterations", "restarts"):
         if not (getattr(plan, name) is None or any(each[name] for each in budgets)):
             raise InputError(
                 f"none of the attacks of this audit has {name}: leave the option out"
             )
+    for threat, methods in asked.items():
+        # Where it reads decides nothing here.
+        adversary = Threat.parse(threat, Leakage.EXAMPLE)
+        for method in methods:
+            adversary.check(chosen_attack(method, **budget_of(plan, method)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +79,6 @@ class Data:
     given: str | Dataset
     dataset: Dataset
     model: Model
-    tensors: int
 
     @property
     def text(self) -> str:
@@ -124,7 +131,11 @@ class Grid:
     @classmethod
     def of(cls, plan: AuditPlan) -> "Grid":
         """Reads every part of a plan; raises in words for what can't work."""
-        data = tuple(_data(plan, given) for given in plan.datasets)
+        loaded = [(given, load_dataset(given)) for given in plan.datasets]
+        data = tuple(
+            Data(given, dataset, model_for(plan.model, dataset.shape, dataset.classes))
+            for given, dataset in loaded
+        )
         defenses = [parse_defense(given) for given in plan.defenses]
         idle = [not transforms_seen(each, Leakage.SERVER) for each in defenses]
         guards = tuple(
@@ -134,12 +145,7 @@ class Grid:
             )
         )
         grid = cls(plan, data, guards)
-        asked = {each: grid.attacks_of(each) for each in plan.threats}
-        check_budget(plan, [method for each in asked.values() for method in each])
-        for threat, methods in asked.items():
-            adversary = Threat.parse(threat, Leakage.EXAMPLE)
-            for method in methods:
-                adversary.check(chosen_attack(method, **budget_of(plan, method)))
+        check_attacks(plan, {each: grid.attacks_of(each) for each in plan.threats})
         return grid
 
     def attacks_of(self, threat: str) -> tuple[str | Attack, ...]:
@@ -252,7 +258,7 @@ class Grid:
                 defense=guard.given,
                 setting=self.plan.setting or PAPER_SETTINGS.get(name, Setting()),
                 delta=self.plan.delta,
-                tensors=data.tensors,
+                tensors=len(jax.tree.leaves(data.model.shapes()[0])),
                 dataset=name,
             )
             yield cell_of("accounting", spec, data.text, guard.text), None
@@ -325,10 +331,3 @@ class Grid:
 def named(threat: str) -> str:
     """Returns a threat's name, without what is granted beside."""
     return threat.partition("+")[0].strip()
-
-
-def _data(plan: AuditPlan, given: str | Dataset) -> Data:
-    dataset = load_dataset(given)
-    model = model_for(plan.model, dataset.shape, dataset.classes)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return Data(given, dataset, model, len(jax.tree.leaves(shapes)))

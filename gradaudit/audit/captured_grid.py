@@ -14,20 +14,18 @@ from typing import Any
 
 from gradaudit import files
 from gradaudit.attacks.base import Attack
-from gradaudit.audit.attack import chosen_attack
 from gradaudit.audit.audit_cells import Reads, cell_of, with_equals
 from gradaudit.audit.audit_grid import (
     INFORMED,
     STRONGEST,
     budget_of,
-    check_budget,
+    check_attacks,
     named,
 )
 from gradaudit.audit.audit_plan import AuditPlan
 from gradaudit.audit.captured_files import find, read_capture
 from gradaudit.audit.captured_scenario import UNKNOWN
 from gradaudit.audit.mechanism_check import Claim, claimed
-from gradaudit.audit.threat import Threat
 from gradaudit.defenses.clipping import Clip, Scope
 from gradaudit.defenses.noise import plain_gaussian, plain_laplace
 from gradaudit.defenses.schedules import Constant
@@ -37,7 +35,6 @@ from gradaudit.models.adapters import model_for
 from gradaudit.models.model import Model
 from gradaudit.record import PLACES
 from gradaudit.spec import Spec
-from gradaudit.types import Leakage
 
 Plain = dict[str, Any]
 CONTROL = "none"
@@ -141,11 +138,7 @@ class CapturedGrid:
                 "captured updates are read by curious and aware adversaries; line-ups "
                 "of your candidates: gradaudit attack --captured ... --candidates"
             )
-        check_budget(plan, grid.attacks)
-        for threat in grid.threats:
-            for method in grid.attacks:
-                attack = chosen_attack(method, **budget_of(plan, method))
-                Threat.parse(threat, Leakage.CLIENT).check(attack)
+        check_attacks(plan, dict.fromkeys(grid.threats, grid.attacks))
         return grid
 
     @property

@@ -120,8 +120,7 @@ def arranged(
     if own is not None:
         params, buffers = own(tensors, what, whole)
         return params, buffers
-    key = jax.random.key(0)
-    trees = [jax.eval_shape(make, key) for make in (model.init, model.initial_buffers)]
+    trees = model.shapes()
     names = [tree.names(shapes) for shapes in trees]
     if set(tensors) == {str(number) for number in range(len(names[0]))}:
         tensors = {name: tensors[str(i)] for i, name in enumerate(names[0])}

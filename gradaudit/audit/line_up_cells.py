@@ -112,9 +112,7 @@ class LineUps:
     @functools.cached_property
     def tensors(self) -> int:
         """How many tensors the network has."""
-        if self.states:
-            return len(jax.tree.leaves(self.states[0].params))
-        return len(jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
+        return len(jax.tree.leaves(self.model.shapes()[0]))
 
     @functools.cached_property
     def setting(self) -> Setting:

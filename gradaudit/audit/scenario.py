@@ -173,13 +173,9 @@ class Simulated:
 
         So what batch norm learned in training mode is read in evaluation mode.
         """
-        key, state = jax.random.key(0), self.rounds[0].states[0]
-        made = [jax.eval_shape(m, key) for m in (model.init, model.initial_buffers)]
-        expected, found = (
-            jax.tree.map(np.shape, each)
-            for each in (made, [state.params, state.buffers])
-        )
-        if expected != found:
+        state = self.rounds[0].states[0]
+        expected = jax.tree.map(np.shape, model.shapes())
+        if expected != jax.tree.map(np.shape, (state.params, state.buffers)):
             raise InputError(
                 f"model {model.name!r} has other tensors than what was trained as "
                 f"{self.model.name!r}: leave --model out"

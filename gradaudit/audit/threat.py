@@ -1,11 +1,9 @@
 """The threat: what the adversary reads, knows and may alter; an input of every run."""
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from gradaudit.attacks import PRESETS
@@ -15,7 +13,7 @@ from gradaudit.errors import InputError, unknown_name
 from gradaudit.federation.recipe import Recipe
 from gradaudit.models.model import Model
 from gradaudit.models.networks import MODELS, build_model
-from gradaudit.types import Knowledge, Leakage, LocalTraining, Observation, PyTree
+from gradaudit.types import Knowledge, Leakage, LocalTraining, Observation
 
 _READS = {
     Leakage.EXAMPLE: "one example's gradient, at the client, inside a local iteration",
@@ -204,13 +202,6 @@ def all_fits(examples: tuple[int, ...] = (1, 8)) -> Iterator[Fit]:
                 yield Fit(name, attack, count, _why(model, attack, count))
 
 
-@functools.lru_cache(maxsize=64)
-def _shapes(model: Model) -> tuple[PyTree, PyTree]:
-    """Returns the shapes of parameters and buffers: tracing a network takes time."""
-    key = jax.random.key(0)
-    return jax.eval_shape(model.init, key), jax.eval_shape(model.initial_buffers, key)
-
-
 def _why(model: Model, name: str, examples: int) -> str:
     if model.coupled and examples == 1:
         return (
@@ -220,7 +211,7 @@ def _why(model: Model, name: str, examples: int) -> str:
     attack = PRESETS[name].make()
     public = np.random.default_rng(0).random((_PUBLIC, *model.input_shape))
     altered = attack.altered(model, public)
-    params, buffers = _shapes(altered)
+    params, buffers = altered.shapes()
     training = LocalTraining(batch_size=examples)
     seen = Observation(params, params, buffers, training=training)
     whys = [member.attack.unfit(altered, seen) for member in attack.members]

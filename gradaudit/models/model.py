@@ -1,6 +1,7 @@
 """A model: a network, its per-example loss and its shapes; and how to make one."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
@@ -134,6 +135,10 @@ class Model:
         own = getattr(self.network, "eager", False)
         return _buffers(self, key) if own else _compiled_buffers(self, key)
 
+    def shapes(self) -> tuple[PyTree, PyTree]:
+        """Returns the shapes of parameters and buffers; nothing is computed."""
+        return _shapes(self)
+
     def apply(self, params: PyTree, buffers: PyTree, inputs: jax.Array) -> jax.Array:
         """Returns the logits (batch, classes) of inputs (batch, *input_shape).
 
@@ -188,6 +193,13 @@ def _variables(model: Model, key: Key) -> dict[str, PyTree]:
     dummy = jnp.zeros((1, *model.input_shape), jnp.float32)
     variables: dict[str, PyTree] = model.network.init(key, dummy)
     return variables
+
+
+@functools.lru_cache(maxsize=64)
+def _shapes(model: Model) -> tuple[PyTree, PyTree]:
+    # Kept: tracing a network takes time.
+    key = jax.random.key(0)
+    return jax.eval_shape(model.init, key), jax.eval_shape(model.initial_buffers, key)
 
 
 def _initial(model: Model, key: Key) -> PyTree:
