@@ -7,11 +7,11 @@ from gradaudit.audit.audit_cells import DONE, FAILED, INTERRUPTED, MISSING
 from gradaudit.audit.audit_gates import Gates
 from gradaudit.audit.audit_grid import Grid, Guard
 from gradaudit.audit.captured_grid import CapturedGrid, Run
-from gradaudit.audit.threat import KNOWN, Threat
+from gradaudit.audit.threat import Threat
 from gradaudit.privacy.guarantee import READ_BEFORE
 from gradaudit.report.result import SCHEMA_VERSION
 from gradaudit.report.verdict import PLACES, claims_of, headline, places, verdict_of
-from gradaudit.types import Knowledge, Leakage
+from gradaudit.types import Leakage
 
 Plain = dict[str, Any]
 Outcomes = Mapping[str, Plain]  # by the cell's id
@@ -119,7 +119,12 @@ def _cell(
         },
         "type": cell["type"],
         "place": PLACES[cell["type"]],
-        "threat": _threat(cell) | {"looks": result.get("threat", {}).get("looks", 1)},
+        "threat": {
+            "name": cell["threat"],
+            "type": cell["type"],
+            **Threat.parse(cell["threat"], Leakage(cell["type"])).in_words(),
+            "looks": result.get("threat", {}).get("looks", 1),
+        },
         "attack": {
             "method": cell["method"],
             "iterations": result.get("about", {}).get("iterations"),
@@ -145,18 +150,6 @@ def _reason(guard: Guard, leakage: int, said: str) -> str:
     """Says why there is no bound, of a cell that was taken from another defense's."""
     late = guard.defense.mechanisms and not guard.is_read(leakage)
     return READ_BEFORE if late else said
-
-
-def _threat(cell: Plain) -> Plain:
-    adversary = Threat.parse(cell["threat"], Leakage(cell["type"]))
-    return {
-        "name": cell["threat"],
-        "type": cell["type"],
-        "knows": [*KNOWN, *sorted(need.value for need in adversary.knows)],
-        "alters": "the parameters that clients receive"
-        if Knowledge.PARAMETERS in adversary.knows
-        else "nothing",
-    }
 
 
 def _about(cell: Plain, outcome: Plain) -> Plain:
@@ -195,10 +188,16 @@ def _mechanism(cell: Plain, outcome: Plain) -> Plain:
         return about | _measured(result)
     if result is None:
         said = f"could not be tested: {outcome['error']}" if outcome["error"] else ""
-        nothing = ("verdict", "claimed", "closed_form", "lower_bound", "ceiling")
-        return about | dict.fromkeys((*nothing, "trials")) | {
-            "sentence": said or "not run", "caveats": [],
-        }  # fmt: skip
+        return about | {
+            "verdict": None,
+            "sentence": said or "not run",
+            "claimed": None,
+            "closed_form": None,
+            "lower_bound": None,
+            "ceiling": None,
+            "trials": None,
+            "caveats": [],
+        }
     found = result["result"]
     claim, bound = found["claim"], found["lower_bound"]
     exact = found["closed_form"]

@@ -120,13 +120,10 @@ def _enough(cell: Plain, limit: float) -> str:
 def _rmse(cell: Plain, limit: float) -> tuple[str, str]:
     name, metrics = cell["name"], cell["metrics"]
     best = None if metrics is None else metrics["rmse"].get("best")
+    if best is not None and best < limit:
+        return BROKEN, f"{name}: a victim was rebuilt with RMSE {best:.3g} < {limit:g}"
     if best is None or cell["status"] != "done":
-        if best is not None and best < limit:
-            return BROKEN, f"{name}: a victim was rebuilt with RMSE {best:.3g}"
         return UNCLEAR, f"{name}: not every victim was attacked"
-    if best < limit:
-        said = f"{name}: a victim was rebuilt with RMSE {best:.3g} < {limit:g}"
-        return BROKEN, said
     asked = cell["victims"]["asked"]
     return HELD, f"{name}: of {asked} victims the best RMSE is {best:.3g}"
 
@@ -153,11 +150,7 @@ def _epsilon(rows: Sequence[Plain], limit: float) -> tuple[str, str]:
     for row in rows:
         if row["accounting"] is None:
             return UNCLEAR, f"could not be accounted for: {row['error'] or 'not run'}"
-    spent = [
-        math.inf if value == "inf" else float(value)
-        for row in rows
-        for value in [row["accounting"]["epsilon"]["effective"]]
-    ]
-    most = max(spent)
+    # Where none is finite it stands there as "inf".
+    most = max(float(row["accounting"]["epsilon"]["effective"]) for row in rows)
     said = "no finite epsilon holds" if math.isinf(most) else f"epsilon = {most:.4g}"
     return (HELD if most <= limit else BROKEN), f"{said}, the limit is {limit:g}"

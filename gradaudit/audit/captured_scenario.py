@@ -4,6 +4,7 @@ Each update is put into the shapes of the client's model, and checked against it
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from gradaudit import tree
 from gradaudit.attacks.base import Victims, check_observation
@@ -265,7 +265,19 @@ class Captured:
         for ids in self._alike():
             rows = np.repeat(ids, starts)
             everybody = np.concatenate([i * starts + np.arange(starts) for i in ids])
-            yield Group(everybody, Victims(len(rows), _Stack(self.observations, rows)))
+            observe = functools.partial(self._observe, rows)
+            yield Group(everybody, Victims(len(rows), observe))
+
+    def _observe(self, rows: Ids, positions: Ids) -> Observation:
+        """Returns what is read of some rows of a group, stacked."""
+        chosen = [self.observations[int(row)] for row in rows[positions]]
+        parts = [(o.sent, o.sent_buffers, o.labels) for o in chosen]
+        sent, buffers, labels = jax.tree.map(
+            lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *parts
+        )
+        return dataclasses.replace(
+            chosen[0], sent=sent, sent_buffers=buffers, labels=labels
+        )
 
     def truth(self, ids: Ids) -> Victim:
         """Returns the private data, stacked: for evaluators only."""
@@ -292,24 +304,6 @@ class Captured:
 
 # Where victims come from. Attacks get what `groups` yields, evaluators `truth`.
 Scenario = Simulated | Captured
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stack:
-    """Observations of one group by position, stacked on demand."""
-
-    observations: Sequence[Observation]
-    rows: NDArray[np.int64]
-
-    def __call__(self, positions: Ids) -> Observation:
-        chosen = [self.observations[int(self.rows[p])] for p in positions]
-        parts = [(o.sent, o.sent_buffers, o.labels) for o in chosen]
-        sent, buffers, labels = jax.tree.map(
-            lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *parts
-        )
-        return dataclasses.replace(
-            chosen[0], sent=sent, sent_buffers=buffers, labels=labels
-        )
 
 
 def _shares(one: Observation, other: Observation) -> bool:

@@ -21,7 +21,7 @@ from gradaudit.audit.line_up_cells import (
     LineUps,
     line_ups_of,
 )
-from gradaudit.audit.threat import KNOWN, Threat, transforms_seen
+from gradaudit.audit.threat import Threat, transforms_seen
 from gradaudit.data import Dataset
 from gradaudit.defenses import parse as parse_defense
 from gradaudit.defenses.transforms import Defense
@@ -214,8 +214,7 @@ def _threat(table: LineUps) -> dict[str, Any]:
         "type": int(table.leakage),
         "looks": list(table.looks),
         "looks_at": "fresh parameters" if table.fresh else "the same parameters",
-        "knows": [*KNOWN, *sorted(need.value for need in adversary.knows)],
-        "alters": "nothing",
+        **adversary.in_words(),
         "selection": "the candidate under which what was read is likeliest",
     }
 

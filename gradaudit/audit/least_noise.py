@@ -25,6 +25,8 @@ from gradaudit.spec import Spec
 Tell = Callable[[str, int, int], None]  # what is running, how much is done, of what
 # Arguments that decide no number: a spec does not hold them.
 _NO_NUMBERS = ("keep", "overwrite", "progress")
+# Arguments that line-ups do not have.
+_OWN = ("max_success", "defense", "whole_training", "train", "rounds", "around")
 # Times the least sigma, for the figure: fewer where each of them is trained under.
 _AROUND, _TRAINED = (0.25, 0.5, 1.0, 2.0, 4.0), (0.25, 1.0, 4.0)
 
@@ -157,21 +159,8 @@ def enough_noise(
     if train and model is None:
         images = len(load_dataset(str(dataset)).shape) == 3
         model = "cnn" if images else "mlp"
-    shared: dict[str, Any] = {
-        "type": type,
-        "dataset": dataset,
-        "model": model,
-        "candidates": candidates,
-        "looks": looks,
-        "victims": victims,
-        "draws": draws,
-        "batch_size": batch_size,
-        "local_steps": 1,
-        "candidates_from": candidates_from,
-        "fresh": False,
-        "seed": seed,
-    }
-    table = line_ups_of(**shared)
+    shared = {k: v for k, v in asked.items() if k not in _OWN} | {"model": model}
+    table = line_ups_of(**shared, local_steps=1, fresh=False)
 
     def certified_by(sigma: float) -> Certificate:
         noisy = with_sigma(guard, sigma)

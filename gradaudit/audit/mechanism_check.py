@@ -98,8 +98,8 @@ class MechanismCheck(RunResult):
         """Whether the claim is refuted, consistent, or can't be told."""
         if any(finding.against for finding in self.findings):
             return "refuted"
-        compared = self.pairs and (self.claim.noise_std, self.claim.clip) != (None,) * 2
-        return "consistent" if compared else "can't tell"
+        silent = self.claim.noise_std is None and self.claim.clip is None
+        return "can't tell" if silent or not self.pairs else "consistent"
 
     def content(self) -> dict[str, Any]:
         """Returns what came out, as result.json has it."""

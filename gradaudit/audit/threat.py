@@ -115,9 +115,16 @@ class Threat:
             return "G" if public else "F"
         return "D" if public else "C"
 
+    def in_words(self) -> dict[str, Any]:
+        """Returns what it knows and alters, as result.json has it."""
+        alters = Knowledge.PARAMETERS in self.knows
+        return {
+            "knows": [*KNOWN, *sorted(need.value for need in self.knows)],
+            "alters": "the parameters that clients receive" if alters else "nothing",
+        }
+
     def to_dict(self, attack: Attack) -> dict[str, Any]:
         """Returns the threat as result.json has it, with what this attack used."""
-        granted = sorted(need.value for need in self.knows)
         return {
             "name": self.name,
             "type": int(self.reads),
@@ -128,10 +135,7 @@ class Threat:
                 "name": SOK[self.letter],
                 "uncounted": [k.value for k in _UNCOUNTED if k in self.knows],
             },
-            "knows": [*KNOWN, *granted],
-            "alters": "the parameters that clients receive"
-            if Knowledge.PARAMETERS in self.knows
-            else "nothing",
+            **self.in_words(),
             "attack_needs": sorted(need.value for need in attack.needs),
             "selection": "the iterate with the attacker's lowest own objective",
         }
