@@ -39,14 +39,9 @@ class Tensor:
 
     name: str
     before: float  # its norm
-    factor: float | None  # what is left of it; None where nothing was there
+    factor: float  # what is left of it; 0 where nothing was there
     squares: float  # of what was added
     freedom: int  # coordinates that say something about the noise
-
-    @property
-    def noise(self) -> float:
-        """The standard deviation of what was added."""
-        return math.sqrt(self.squares / self.freedom) if self.freedom else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +67,8 @@ class Pair:
         """The norm of what is left of it; noise blurs it by one deviation."""
         if not self.by_tensor:
             return abs(self.along)
-        known = [t for t in self.tensors if t.factor is not None]
-        whole = sum(((t.factor or 0.0) * t.before) ** 2 for t in known)
+        known = [t for t in self.tensors if t.before > 0]
+        whole = sum((t.factor * t.before) ** 2 for t in known)
         return math.sqrt(max(whole - len(known) * self.noise.value**2, 0.0))
 
     def bound(self, doubt: float = 1 - CONFIDENCE) -> Estimate:
@@ -89,12 +84,11 @@ class Pair:
     @property
     def by_tensor(self) -> bool:
         """Whether tensors were shrunk by different factors, beyond what noise does."""
-        known = [t for t in self.tensors if t.factor is not None]
+        known = [t for t in self.tensors if t.before > 0]
         whole = self.along / self.before if self.before else 1.0
         sure = float(stats.norm.isf(_SURE / max(len(known), 1)))
         return any(
-            abs((t.factor or 0.0) - whole) * t.before
-            > sure * self.noise.value + 1e-3 * t.before
+            abs(t.factor - whole) * t.before > sure * self.noise.value + 1e-3 * t.before
             for t in known
         )
 
@@ -119,15 +113,14 @@ def measure(label: str, before: Arrays, after: Arrays, received: Arrays) -> Pair
         tensors.append(one)
         added.append(noise)
     rest = np.concatenate(added)
-    squares, freedom = sum(t.squares for t in tensors), sum(t.freedom for t in tensors)
     norm = math.sqrt(sum(t.before**2 for t in tensors))
-    product = sum((t.factor or 0.0) * t.before**2 for t in tensors)
+    product = sum(t.factor * t.before**2 for t in tensors)
     return Pair(
         label=label,
         tensors=tuple(tensors),
         before=norm,
         along=product / norm if norm else 0.0,
-        noise=deviation(squares, freedom),
+        noise=_deviation(tensors),
         resolution=_resolution(received, after),
         tails=_tails(rest),
         added=rest.astype(np.float32),
@@ -139,14 +132,15 @@ def _tensor(
 ) -> tuple[Tensor, NDArray[np.float64]]:
     x, y = before.astype(np.float64).ravel(), after.astype(np.float64).ravel()
     norm = float(np.linalg.norm(x))
-    factor = float(x @ y / norm**2) if norm > 0 else None
-    rest = y - factor * x if factor is not None else y
-    freedom = x.size - (factor is not None)
+    factor = float(x @ y / norm**2) if norm > 0 else 0.0
+    rest = y - factor * x if norm > 0 else y
+    freedom = x.size - (norm > 0)
     return Tensor(name, norm, factor, float(rest @ rest), freedom), rest
 
 
-def deviation(squares: float, freedom: int) -> Estimate:
-    """Returns the standard deviation of noise with this sum of squares (chi-square)."""
+def _deviation(tensors: Sequence[Tensor]) -> Estimate:
+    """Returns the standard deviation of noise that these share (chi-square)."""
+    squares, freedom = sum(t.squares for t in tensors), sum(t.freedom for t in tensors)
     if freedom < 1:
         return Estimate(0.0, 0.0, math.inf)
     tail = (1 - CONFIDENCE) / 2
@@ -157,8 +151,7 @@ def deviation(squares: float, freedom: int) -> Estimate:
 
 def pooled(pairs: Sequence[Pair]) -> Estimate:
     """Returns one standard deviation for pairs that share it."""
-    tensors = [tensor for pair in pairs for tensor in pair.tensors]
-    return deviation(sum(t.squares for t in tensors), sum(t.freedom for t in tensors))
+    return _deviation([tensor for pair in pairs for tensor in pair.tensors])
 
 
 def usual(pairs: Sequence[Pair], doubt: float = 1 - CONFIDENCE) -> Estimate:
