@@ -150,7 +150,7 @@ class Grid:
 
     def attacks_of(self, threat: str) -> tuple[str | Attack, ...]:
         """Returns the attacks of a threat; none for one that plays line-ups."""
-        name = named(threat)
+        name = threat_name(threat)
         if name == INFORMED:
             return ()
         return self.plan.attacks or (_OWN.get(name, STRONGEST),)
@@ -328,6 +328,6 @@ class Grid:
         return found
 
 
-def named(threat: str) -> str:
+def threat_name(threat: str) -> str:
     """Returns a threat's name, without what is granted beside."""
     return threat.partition("+")[0].strip()

@@ -23,6 +23,7 @@ from gradaudit.errors import (
     InputError,
     at_least,
     check_seed,
+    named,
     unknown_name,
     within_unit,
 )
@@ -333,8 +334,5 @@ def _value(path: pathlib.Path, key: str, value: Any, annotation: Any) -> Any:
     if kind is Partition:
         return parse_partition(value)
     if issubclass(kind, enum.Enum):
-        members = {str(member.value): member for member in kind}
-        if value not in members:
-            raise unknown_name(key, value, members)
-        return members[value]
+        return named(key, value, {str(member.value): member for member in kind})
     return value

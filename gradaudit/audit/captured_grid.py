@@ -20,7 +20,7 @@ from gradaudit.audit.audit_grid import (
     STRONGEST,
     budget_of,
     check_attacks,
-    named,
+    threat_name,
 )
 from gradaudit.audit.audit_plan import AuditPlan
 from gradaudit.audit.captured_files import find, read_capture
@@ -145,7 +145,7 @@ class CapturedGrid:
     def threats(self) -> tuple[str, ...]:
         """Those of the plan that need no candidates."""
         return tuple(
-            threat for threat in self.plan.threats if named(threat) != INFORMED
+            threat for threat in self.plan.threats if threat_name(threat) != INFORMED
         )
 
     @property
