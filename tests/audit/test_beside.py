@@ -19,7 +19,7 @@ from gradaudit.errors import InputError
 from gradaudit.federation.recipe import Recipe, initial_state
 from gradaudit.federation.setting import Setting
 from gradaudit.models.networks import build_model
-from gradaudit.report.result import validate
+from gradaudit.report.result import RESULT, validate
 from gradaudit.types import Leakage
 
 KEY = jax.random.key(0)
@@ -33,7 +33,7 @@ def noisy():
 
 def test_with_noise_both_stand_in_the_result(noisy):
     report = json.loads(json.dumps(noisy.to_dict()))
-    validate(report, "result")
+    validate(report, RESULT)
     line_up, rebuilt = (
         report["certificate"][name] for name in ("line_up", "reconstruction")
     )
