@@ -7,8 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -55,8 +53,7 @@ class Npm(Client):
 
     def unpack(self, package: Path, folder: Path) -> None:
         """Extracts the archive; nothing of it lands outside of the folder."""
-        with tarfile.open(package) as archive:
-            archive.extractall(folder, filter="data")
+        shutil.unpack_archive(package, folder, "gztar", filter="data")
 
 
 class Pip(Client):
@@ -75,8 +72,7 @@ class Pip(Client):
 
     def unpack(self, package: Path, folder: Path) -> None:
         """Extracts the wheel."""
-        with zipfile.ZipFile(package) as archive:
-            archive.extractall(folder)
+        shutil.unpack_archive(package, folder, "zip")
 
 
 class Apt(Client):
