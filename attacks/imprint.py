@@ -9,7 +9,7 @@ is one example, kernel over bias is it, exactly, whatever the size of the batch.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from gradaudit.attacks.base import ClosedForm, handed_in
 from gradaudit.attacks.labels import LabelStrategy, LastLayer
 from gradaudit.errors import InputError, unknown_name
-from gradaudit.models.model import CoupledNetwork, Model, Network
+from gradaudit.models.model import Model
 from gradaudit.types import (
     HostOrDevice,
     Key,
@@ -78,7 +78,7 @@ class Imprinted:
     which grows over the rounding of an update, and over noise that is not calibrated.
     """
 
-    network: Network
+    network: Any
     measurement: Measurement
     edges: tuple[float, ...]  # (bins + 1,)
     sparse: bool = False
@@ -121,8 +121,8 @@ class Imprinted:
 
     def train(self, variables: Any, inputs: jax.Array) -> tuple[Any, PyTree]:
         """Returns the logits in training and the buffers, of a coupled network."""
-        network = cast(CoupledNetwork, self.network)
-        return network.train(*self._behind(variables, inputs))
+        logits, buffers = self.network.train(*self._behind(variables, inputs))
+        return logits, buffers
 
     def _behind(self, variables: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
         """Returns what the network behind the layer is given."""

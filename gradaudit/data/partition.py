@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gradaudit.errors import InputError, positive, unknown_name
+from gradaudit.errors import InputError, at_least, positive, unknown_name
 from gradaudit.text import call_with_text
 
 Indices = NDArray[np.int32]  # (clients, examples)
@@ -106,8 +106,7 @@ class Shards(Partition):
     classes: int = 2
 
     def __post_init__(self) -> None:
-        if not self.classes > 0:
-            raise InputError(f"classes must be positive, got {self.classes}")
+        at_least(1, classes=self.classes)
 
     def _assigned(
         self, rng: np.random.Generator, labels: Labels, clients: int, examples: int
@@ -228,10 +227,7 @@ def shared_copies(assignment: Indices | Sequence[Indices]) -> int:
 def _check(size: int, clients: int, examples: int) -> None:
     if not size > 0:
         raise InputError("there is no data to divide among the clients")
-    if not clients > 0:
-        raise InputError(f"clients must be positive, got {clients}")
-    if not examples > 0:
-        raise InputError(f"examples must be positive, got {examples}")
+    at_least(1, clients=clients, examples=examples)
 
 
 def _deal(

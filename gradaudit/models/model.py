@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 class Network(Protocol):
     """What a model is made of: a flax linen module fits, so does `Function`.
 
-    Variables are a dict: `params`, and beside them the buffers by collection.
+    Variables are a dict: `params`, and beside them the buffers by collection. Where
+    training looks at the batch as a whole, as batch norm does, it also has
+    `train(variables, inputs)`: the logits in training, and the buffers after it.
     """
 
     def init(self, key: Key, inputs: jax.Array) -> Any:
@@ -30,13 +32,6 @@ class Network(Protocol):
 
     def apply(self, variables: Any, inputs: jax.Array) -> Any:
         """Returns the logits, (batch, classes)."""
-
-
-class CoupledNetwork(Network, Protocol):
-    """A network whose training looks at the batch as a whole, as batch norm does."""
-
-    def train(self, variables: Any, inputs: jax.Array) -> tuple[Any, PyTree]:
-        """Returns the logits in training, and the buffers after it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +101,7 @@ class Model:
     output_layer: str | None = None
     input_layer: str | None = None
     example_loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
-    coupled: bool = False  # the network is a CoupledNetwork
+    coupled: bool = False  # the network has `train`
     drawn: bool = True  # `init` draws; else it returns weights that are given
     # On CPU one victim after the other is faster than several side by side: a
     # convolution that is not ours becomes a grouped one there, ten times slower.
@@ -155,7 +150,7 @@ class Model:
         Targets are (batch, classes) weights.
         """
         if self.coupled:
-            network = cast(CoupledNetwork, self.network)
+            network: Any = self.network
             logits, buffers = network.train({"params": params, **buffers}, inputs)
         else:
             logits = self.apply(params, buffers, inputs)
@@ -236,7 +231,7 @@ _SMALLEST = 1e-3  # a feature that hardly varies is not blown up
 class Standardized:
     """A network that reads (inputs - mean) / deviation, feature by feature."""
 
-    network: Network
+    network: Any
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
@@ -250,8 +245,8 @@ class Standardized:
 
     def train(self, variables: Any, inputs: jax.Array) -> tuple[Any, PyTree]:
         """Returns the logits in training and the buffers, of a coupled network."""
-        network = cast(CoupledNetwork, self.network)
-        return network.train(variables, self._scaled(inputs))
+        logits, buffers = self.network.train(variables, self._scaled(inputs))
+        return logits, buffers
 
     def _scaled(self, inputs: jax.Array) -> jax.Array:
         shape = inputs.shape[1:]

@@ -118,13 +118,13 @@ def test_ten_thousand_clients_fit_in_little_memory(scheme):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: Shards(0), "classes must be positive, got 0"),
+        (lambda: Shards(0), "classes must be at least 1, got 0"),
         (lambda: Dirichlet(0.0), "alpha must be positive and finite, got 0.0"),
         (lambda: Shards(2).assign(0, LABELS, 5, 11), "multiple of 2"),
         (lambda: Shards(11).assign(0, LABELS, 5, 11), "the data has 10"),
         (lambda: FullCopy().assign(0, LABELS, 5, 6001), "the data has 6000"),
-        (lambda: Iid().assign(0, LABELS, 0, 5), "clients must be positive, got 0"),
-        (lambda: Iid().assign(0, LABELS, 5, -1), "examples must be positive, got -1"),
+        (lambda: Iid().assign(0, LABELS, 0, 5), "clients must be at least 1, got 0"),
+        (lambda: Iid().assign(0, LABELS, 5, -1), "examples must be at least 1, got -1"),
         (lambda: Iid().assign(0, LABELS[:0], 5, 1), "no data"),
     ],
 )
@@ -239,7 +239,7 @@ def test_every_scheme_has_words(text, scheme):
         ("", "unknown partition ''"),
         ("shard", "did you mean 'shards'"),
         ("shards:classes=two", "classes must be a whole number, got 'two'"),
-        ("shards:classes=0", "classes must be positive, got 0"),
+        ("shards:classes=0", "classes must be at least 1, got 0"),
         ("shards:kinds=2", "unknown parameter of shards 'kinds'"),
         ("shards:2", "write key=value, got '2'"),
         ("dirichlet:alpha=nan", "alpha must be positive and finite, got nan"),
@@ -257,8 +257,8 @@ def test_wrong_words_are_answered_in_words(text, says):
     ("arguments", "says"),
     [
         ((0, 5, 5), "no data"),
-        ((10, 0, 5), "clients must be positive, got 0"),
-        ((10, 5, 0), "examples must be positive, got 0"),
+        ((10, 0, 5), "clients must be at least 1, got 0"),
+        ((10, 5, 0), "examples must be at least 1, got 0"),
         ((10, 5, 5, [3, 3]), "must add up to the 10 examples"),
     ],
 )
