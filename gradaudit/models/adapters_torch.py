@@ -32,7 +32,6 @@ class Entry:
     name: str  # torch's
     path: tuple[str, ...]
     dense: bool  # a dense layer's weight: transposed
-    shape: tuple[int, ...]  # torch's
     rows: tuple[int, ...] | None = None  # the kernel's rows in the order of our inputs
 
     def inward(self, array: Any) -> Any:
@@ -151,6 +150,16 @@ class TorchNetwork:
             inputs = (inputs - mean) / deviation
         return jnp.moveaxis(inputs, -1, 1) if self.images else inputs
 
+    def with_rows(self, layer: str | None, rows: tuple[int, ...]) -> "TorchNetwork":
+        """Returns it with the rows of this dense layer in the order of our inputs."""
+        entries = tuple(
+            dataclasses.replace(entry, rows=rows)
+            if entry.dense and entry.path[0] == layer
+            else entry
+            for entry in self.entries
+        )
+        return dataclasses.replace(self, entries=entries)
+
 
 def from_torch(
     module: Any,
@@ -189,17 +198,10 @@ def from_torch(
         if the module has convolutions. `gradaudit model check` measures both.
     """
     torch, torchax = _libraries()
-    if not isinstance(module, torch.nn.Module):
-        raise InputError(
-            f"from_torch takes a torch.nn.Module, got {type(module).__name__}"
-        )
     shape = tuple(int(side) for side in input_shape)
     images = channels_first and len(shape) == 3
-    quiet = copy.deepcopy(module).eval()
-    _check_training(torch, quiet, training)
-    _check_inputs(torch, quiet, shape)
-    parts = _parts(torch, quiet)
-    scaled = _scaling(mean, std, shape[0] if images else 1)
+    quiet = _in_evaluation(torch, module, shape, training)
+    shift, scale = _scaling(mean, std, shape[0] if images else 1)
     coupled = training and _has(torch, quiet, "batchnorm._BatchNorm")
     network = TorchNetwork(
         module=quiet,
@@ -207,9 +209,9 @@ def from_torch(
         train_call=_call(torchax, copy.deepcopy(quiet).train()) if coupled else None,
         draw=_drawer(torch, quiet) if redraw else None,
         images=images,
-        mean=scaled[0],
-        deviation=scaled[1],
-        **parts,
+        mean=shift,
+        deviation=scale,
+        **_parts(torch, quiet),
     )
     model = Model(
         name or type(module).__name__,
@@ -225,13 +227,7 @@ def from_torch(
         with_loss(model, loss), output_layer, input_layer, channels
     )
     if rows is not None:  # a dense layer over channels-first pixels
-        entries = tuple(
-            dataclasses.replace(entry, rows=rows)
-            if entry.dense and entry.path[0] == found.input_layer
-            else entry
-            for entry in network.entries
-        )
-        network = dataclasses.replace(network, entries=entries)
+        network = network.with_rows(found.input_layer, rows)
         turned = with_loss(dataclasses.replace(model, network=network), loss)
         found = dataclasses.replace(found, network=turned.network)
     return dataclasses.replace(found, input_layer=None) if network.mean else found
@@ -258,7 +254,7 @@ def _call(torchax: Any, module: Any) -> Callable[..., Any]:
 def _parts(torch: Any, module: Any) -> dict[str, Any]:
     """Returns where every tensor of the module goes."""
     dense = {
-        f"{path}.weight".lstrip("."): path
+        f"{path}.weight".lstrip(".")
         for path, part in module.named_modules()
         if isinstance(part, torch.nn.Linear)
     }
@@ -268,7 +264,7 @@ def _parts(torch: Any, module: Any) -> dict[str, Any]:
     state = module.state_dict()
     statistics = [n for n, b in buffers.items() if b.dtype.kind == "f" and n in state]
     fixed = {n: jnp.asarray(b) for n, b in buffers.items() if n not in statistics}
-    entries = tuple(_entry(name, array, dense) for name, array in params.items())
+    entries = tuple(_entry(name, name in dense) for name in params)
     known = {n: (params | buffers)[n] for n in state if n in params or n in buffers}
     return {
         "entries": entries,
@@ -279,11 +275,11 @@ def _parts(torch: Any, module: Any) -> dict[str, Any]:
     }
 
 
-def _entry(name: str, array: NDArray[Any], dense: Mapping[str, str]) -> Entry:
+def _entry(name: str, dense: bool) -> Entry:
     path, _, leaf = name.rpartition(".")
-    if name in dense:
-        return Entry(name, (path or "linear", "kernel"), True, array.shape)
-    return Entry(name, (path, leaf) if path else (leaf,), False, array.shape)
+    if dense:
+        return Entry(name, (path or "linear", "kernel"), True)
+    return Entry(name, (path, leaf) if path else (leaf,), False)
 
 
 def _numbers(tensor: Any) -> NDArray[Any]:
@@ -291,13 +287,27 @@ def _numbers(tensor: Any) -> NDArray[Any]:
     return array.astype(np.float32) if array.dtype.kind == "f" else array
 
 
-def _check_training(torch: Any, module: Any, training: bool) -> None:
+def _in_evaluation(
+    torch: Any, module: Any, shape: tuple[int, ...], training: bool
+) -> Any:
+    """Returns a copy of the module, or says in words why it can't be replayed."""
+    if not isinstance(module, torch.nn.Module):
+        kind = type(module).__name__
+        raise InputError(f"from_torch takes a torch.nn.Module, got {kind}")
+    quiet = copy.deepcopy(module).eval()
+    if training:
+        _refuse_dropout(torch, quiet)
+    _check_inputs(torch, quiet, shape)
+    return quiet
+
+
+def _refuse_dropout(torch: Any, module: Any) -> None:
     dropping = [
         path
         for path, part in module.named_modules()
         if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0
     ]
-    if training and dropping:
+    if dropping:
         raise InputError(
             f"dropout in training mode ({', '.join(dropping[:_SHOWN])}) is random, and "
             "an attack can't replay it: leave training=True out, or set p to 0"
