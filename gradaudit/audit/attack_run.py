@@ -15,7 +15,7 @@ from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
 from gradaudit.audit.attack_result import AttackResult, Picture
 from gradaudit.audit.captured_scenario import Scenario
-from gradaudit.audit.further_scores import cell_scores, imprint_scores, seen_by_clients
+from gradaudit.audit.further_scores import further_scores, seen_by_clients
 from gradaudit.audit.informed import line_up_and_certificates
 from gradaudit.audit.resume import Finished, Kept, fingerprint
 from gradaudit.audit.scenario import Group
@@ -27,7 +27,7 @@ from gradaudit.privacy.plan import PrivacyPlan
 from gradaudit.privacy.statement import privacy_as_plain, privacy_of
 from gradaudit.report import metrics
 from gradaudit.spec import Spec
-from gradaudit.types import Key, Knowledge, Reconstruction, Status, Victim
+from gradaudit.types import Key, Knowledge, Reconstruction, Status
 
 PICTURED = 8
 
@@ -66,10 +66,17 @@ class Attacking:
 
     def result(self) -> AttackResult:
         """Attacks whoever is not finished; Ctrl-C keeps what there is."""
-        mine, notes = self._mine(), self._checked()
-        key = jax.random.split(jax.random.key(self.run.about["seed"]))[1]
+        run, kept, processes = self.run, self.kept, self.kept.processes
+        scenario, several = run.scenario, processes.count > 1
+        name = fingerprint(self.spec, scenario.content, self.slots) if several else ""
+        mine = processes.part(name, kept.finished, scenario.count)
+        notes = remarks(run.attack, run.defense, run.threat)
+        if len(kept.finished) < scenario.count:
+            first = next(iter(scenario.groups())).victims.observe(np.zeros(1, np.int64))
+            check_observation(run.model, first.first())
+        key = jax.random.split(jax.random.key(run.about["seed"]))[1]
         interrupted = False
-        for draw, group in enumerate(self.run.scenario.groups()):
+        for draw, group in enumerate(scenario.groups()):
             remaining = np.flatnonzero(np.isin(group.ids, mine))
             if interrupted or not len(remaining):
                 continue
@@ -80,29 +87,9 @@ class Attacking:
             except KeyboardInterrupt:
                 interrupted = True
         interrupted = self._gather(interrupted)
-        if interrupted and not self.kept.finished and not self.cut:
+        if interrupted and not kept.finished and not self.cut:
             raise KeyboardInterrupt("interrupted before the first victim was attacked")
         return self._scored(notes, interrupted)
-
-    def _mine(self) -> NDArray[np.int64]:
-        """Returns whom this process attacks: its part of those not finished."""
-        processes, scenario = self.kept.processes, self.run.scenario
-        several = processes.count > 1
-        content = scenario.content if several else {}
-        name = fingerprint(self.spec, content, self.slots) if several else ""
-        done = processes.agree(name, self.kept.finished)
-        waiting = [i for i in range(scenario.count) if i not in done]
-        return processes.part(np.asarray(waiting, np.int64))
-
-    def _checked(self) -> list[str]:
-        """Raises for what can't work; returns what to keep in mind."""
-        run = self.run
-        notes = remarks(run.attack, run.defense, run.threat)
-        if len(self.kept.finished) < run.scenario.count:
-            group = next(iter(run.scenario.groups()))
-            first = group.victims.observe(np.zeros(1, np.int64))
-            check_observation(run.model, first.first())
-        return notes
 
     def _attack(
         self, key: Key, draw: int, group: Group, remaining: NDArray[np.int64]
@@ -214,7 +201,19 @@ class Attacking:
         inputs = np.stack([row.inputs for row in rows]) if rows else private
         # A closed form has no frames.
         searched = [row for row in rows if row.trace.frames] or rows
-        beside = _beside(run, truth, inputs, scores)
+        told = np.asarray([score.recovered_labels for score in scores])
+        beside = further_scores(
+            run.attack,
+            run.model,
+            run.scenario.params,
+            run.scenario.dataset,
+            (private, np.asarray(truth.labels)),
+            (inputs, told),
+            run.about["success_rmse"],
+        )
+        spent = None
+        if run.defense.mechanisms and run.plan is not None:
+            spent = privacy_as_plain(privacy_of(run.plan))
         return AttackResult(
             spec=self.spec,
             about=run.about,
@@ -226,7 +225,7 @@ class Attacking:
             missing=sorted(set(range(run.scenario.count)) - set(everybody)),
             guess=_guess(run, private, scores),
             timing=self._timing(len(scores)),
-            accounting=_accounting(run),
+            accounting=spent,
             certificate=_certificate(run, not interrupted and processes.leads),
             limitations=[
                 *notes,
@@ -268,36 +267,6 @@ def _guess(run: Run, truth: Any, scores: list[Score]) -> metrics.Rate:
     threshold = run.about["success_rmse"]
     best = max(int(np.sum(each <= threshold)) for each in errors.values())
     return metrics.rate(best, len(scores))
-
-
-def _beside(
-    run: Run, truth: Victim, inputs: Any, scores: list[Score]
-) -> dict[str, Any]:
-    """Returns what only some attacks and some data have to say."""
-    data, private = run.scenario.dataset, np.asarray(truth.inputs)
-    imprinted = imprint_scores(
-        run.attack,
-        run.model,
-        run.scenario.params,
-        private,
-        inputs,
-        run.about["success_rmse"],
-    )
-    cells = cell_scores(
-        data.columns,
-        (private, np.asarray(truth.labels)),
-        (inputs, np.asarray([score.recovered_labels for score in scores])),
-        (data.inputs, data.labels),
-    )
-    found = {"imprint": imprinted, "cells": cells}
-    return {name: entry for name, entry in found.items() if entry is not None}
-
-
-def _accounting(run: Run) -> dict[str, Any] | None:
-    """Returns the defense's epsilon in the run's federation, if there is one."""
-    if not run.defense.mechanisms or run.plan is None:
-        return None
-    return privacy_as_plain(privacy_of(run.plan))
 
 
 def _certificate(run: Run, play: bool) -> dict[str, Any] | None:

@@ -11,13 +11,41 @@ from numpy.typing import NDArray
 
 from gradaudit.attacks.base import Attack
 from gradaudit.attacks.imprint import BACK, LAYER, Imprint, Imprinted
-from gradaudit.data.dataset import Column, cells_by_column
+from gradaudit.audit.scores import whole_and_each
+from gradaudit.data.dataset import Column, Dataset, cells_by_column
 from gradaudit.models.model import Model
 from gradaudit.report import metrics
 from gradaudit.types import PyTree
 
 _ALIKE = 1e-5  # second over first singular value of a matrix of equal rows
 _SORTED = 8  # numbers in order: by chance once in 20,000 networks
+
+
+Cells = NDArray[Any]
+
+
+def further_scores(
+    attack: Attack,
+    model: Model,
+    params: PyTree,
+    dataset: Dataset,
+    truth: tuple[Cells, Cells],
+    handed_in: tuple[Cells, Cells],
+    threshold: float,
+) -> dict[str, Any]:
+    """Returns what only some attacks and some data have to say, by its name.
+
+    Inputs and labels each: the truth and what was handed in, (victims, batch, *shape)
+    and (victims, batch).
+    """
+    everybody = (dataset.inputs, dataset.labels)
+    found = {
+        "imprint": imprint_scores(
+            attack, model, params, truth[0], handed_in[0], threshold
+        ),
+        "cells": cell_scores(dataset.columns, truth, handed_in, everybody),
+    }
+    return {name: entry for name, entry in found.items() if entry is not None}
 
 
 def imprint_scores(
@@ -30,21 +58,18 @@ def imprint_scores(
 ) -> dict[str, Any] | None:
     """Returns the share of examples alone in their bin: expected, true and rebuilt.
 
-    `truth` and `handed_in` are (victims, batch, *shape). None unless the server was
-    malicious.
+    None unless the server was malicious.
     """
     network = model.network
     if not isinstance(network, Imprinted) or not isinstance(attack, Imprint):
         return None
     if not len(truth):
         return None
-    rows = (*truth.shape[:2], -1)
     found = [_alone(network.bins_of(batch), batch) for batch in truth]
     alone = np.stack([own for own, _ in found])
-    guess = metrics.clipped(metrics.matched(truth, handed_in)).reshape(rows)
-    near = metrics.rmse(truth.reshape(rows), guess) <= threshold
-    count, batch = truth.shape[:2]
-    sizes = {name: _size(params[name]) for name in (LAYER, BACK)}
+    guess = metrics.clipped(metrics.matched(truth, handed_in))
+    near = whole_and_each(truth, guess)[1] <= threshold
+    added = _size([params[LAYER], params[BACK]])
     return {
         "bins": attack.bins,
         "expected": float(np.mean([attack.expected(n) for _, n in found])),
@@ -55,9 +80,9 @@ def imprint_scores(
             {"alone": int(a.sum()), "rebuilt": int(n.sum())}
             for a, n in zip(alone, near, strict=True)
         ],
-        "examples": count * batch,
-        "added_parameters": sum(sizes.values()),
-        "share_of_parameters": sum(sizes.values()) / _size(params),
+        "examples": near.size,
+        "added_parameters": added,
+        "share_of_parameters": added / _size(params),
         "noticeable": noticeable(params),
     }
 
@@ -115,8 +140,6 @@ def noticeable(params: PyTree) -> list[str]:
 # (Vero et al. 2023, section 5).
 TOLERANCE = 0.319
 
-Cells = NDArray[Any]
-
 
 def cell_scores(
     columns: Sequence[Column],
@@ -126,11 +149,10 @@ def cell_scores(
 ) -> dict[str, Any] | None:
     """Returns the shares of cells and of whole rows that are right; None: no table.
 
-    Inputs and labels each: the truth and what was handed in, (victims, batch, features)
-    and (victims, batch), and the whole set that victims are from. The label is the last
-    column. Right is the same value, or a number within `TOLERANCE` of the column's
-    deviation. Guessing hands in one value per column, the one that is right for most of
-    those who are no victims. Intervals count victims, whose cells are not independent.
+    `everybody` is the whole set that victims are from. The label is the last column.
+    Right is the same value, or a number within `TOLERANCE` of the column's deviation.
+    Guessing hands in one value per column, the one that is right for most of those who
+    are no victims. Intervals count victims, whose cells are not independent.
     """
     if not columns or not len(truth[0]):
         return None

@@ -78,22 +78,27 @@ class Processes:
             "victims count as missing here, and process 0 has the result."
         ]
 
-    def part(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns which of these are attacked here: neighbours share their network."""
-        return np.array_split(ids, self.count)[self.index]
+    def part(
+        self, attack: str, finished: Iterable[int], victims: int
+    ) -> NDArray[np.int64]:
+        """Returns whom of so many victims this process attacks: its part of the others.
 
-    def agree(self, attack: str, finished: Iterable[int]) -> set[int]:
-        """Returns who is finished already, as process 0 knows it.
-
-        Raises where processes were started with different attacks.
+        Who is finished already, process 0 knows; neighbours share their network. Raises
+        where processes were started with different attacks.
         """
+        done = self._agreed(attack, finished)
+        waiting = np.asarray([i for i in range(victims) if i not in done], np.int64)
+        return np.array_split(waiting, self.count)[self.index]
+
+    def _agreed(self, attack: str, finished: Iterable[int]) -> set[int]:
+        """Returns who is finished already, as process 0 knows it."""
         if self._store is None:
             return set(finished)
         if self.leads:
-            here = sorted(finished)
+            known = json.dumps(sorted(finished))
             self._store.key_value_set(f"{self._name}/attack", attack)
-            self._store.key_value_set(f"{self._name}/finished", json.dumps(here))
-            return set(here)
+            self._store.key_value_set(f"{self._name}/finished", known)
+            return set(finished)
         theirs = self._store.blocking_key_value_get(f"{self._name}/attack", _LONG)
         if theirs != attack:
             raise InputError(

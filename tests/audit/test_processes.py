@@ -63,9 +63,13 @@ def several(monkeypatch):
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
 @pytest.mark.parametrize("victims", [0, 1, 12, 64])
 def test_every_victim_is_attacked_by_one_process(count, victims):
-    ids = np.arange(100, 100 + victims)
-    parts = [Processes(index, count).part(ids) for index in range(count)]
-    np.testing.assert_array_equal(np.concatenate(parts), ids)
+    finished = {3, 5}
+    parts = [
+        Processes(index, count).part("this one", finished, victims)
+        for index in range(count)
+    ]
+    everybody = sorted(set(range(victims)) - finished)
+    np.testing.assert_array_equal(np.concatenate(parts), everybody)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
@@ -86,10 +90,10 @@ def test_what_is_finished_reaches_process_0_whole(several, monkeypatch):
 
 def test_everybody_knows_who_is_finished_and_which_attack_it_is(several):
     first, second, third = several(3)
-    assert first.agree("this one", {3, 5}) == {3, 5}
-    assert second.agree("this one", ()) == {3, 5}
+    assert first.part("this one", {3, 5}, 8).tolist() == [0, 1]
+    assert second.part("this one", (), 8).tolist() == [2, 4]
     with pytest.raises(InputError, match="process 2 was started with another attack"):
-        third.agree("another one", ())
+        third.part("another one", (), 8)
 
 
 def test_a_silent_process_is_lost(several):
