@@ -148,7 +148,12 @@ class _Asked:
     line_ups: int
 
     def __post_init__(self) -> None:
-        at_least(1, victims=self.victims)
+        at_least(
+            1,
+            victims=self.victims,
+            local_steps=self.local_steps,
+            batch_size=self.batch_size,
+        )
         within_unit(success_rmse=self.success_rmse)
         if not self.round >= 0:
             raise InputError(f"round must not be negative, got {self.round}")
@@ -157,7 +162,6 @@ class _Asked:
             raise InputError(f"looks must lie in 1..{MOST_LOOKS}, got {self.looks}")
         if not 0 <= self.line_ups <= 10**6:
             raise InputError(f"line_ups must lie in 0..10^6, got {self.line_ups}")
-        Leakage(self.type)
 
     def built(self) -> Run:
         """Returns the victims, the adversary and the attack, checked together."""
@@ -189,7 +193,6 @@ class _Asked:
 
     def _drawn(self, threat: Threat) -> _Source:
         """Returns victims that are drawn from a data set."""
-        at_least(1, local_steps=self.local_steps, batch_size=self.batch_size)
         data, guard = load_dataset(self.dataset), parse_defense(self.defense)
         model = model_for(self.model, data.shape, data.classes)
         batch = self.batch_size or (1 if threat.reads is Leakage.EXAMPLE else 3)

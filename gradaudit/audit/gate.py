@@ -188,8 +188,7 @@ def attack_until_clear(
 
 def _examples(asked: dict[str, Any]) -> int:
     """Returns how many victims the data set has at most."""
-    data = asked.get("dataset", DEFAULT_DATASET)
-    data = load_dataset(data) if isinstance(data, str) else data
+    data = load_dataset(asked.get("dataset", DEFAULT_DATASET))
     several = 1 if asked.get("type", 2) == Leakage.EXAMPLE else 3
     each = (asked.get("batch_size") or several) * asked.get("local_steps", 1)
     return max(1, len(data) // max(1, int(each)))

@@ -175,8 +175,7 @@ def train(
     plan = make_plan(
         dataset, defense, model, standardize, statistics, setting, public_examples, seed
     )
-    training = plan.training(evaluate_every)
-    key, start = plan.begin(training)
+    training, key, start = plan.begin(evaluate_every)
     rounds = plan.affordable(start.state.params, target_epsilon, delta)
     spec = plan.spec(**targets, delta=delta, evaluate_every=evaluate_every)
     folder = RunFolder(out, spec, plan.fingerprint, record)
@@ -206,9 +205,20 @@ def _result(
     stopped: Stopped,
 ) -> TrainingResult:
     tensors = tree.names(state.params)
+    named = plan.defense if isinstance(plan.defense, str) else plan.guard.name
+    config = {  # in words and numbers, for people
+        "command": "train",
+        "dataset": plan.data[0].name,
+        "defense": named,
+        "model": plan.network.name,
+        "setting": setting_as_plain(plan.setting),
+        "standardize": plan.standardize,
+        "public_examples": plan.public_examples,
+        "seed": plan.seed,
+    }
     return TrainingResult(
         spec=spec,
-        config=_config(plan) | asked,
+        config=config | asked,
         environment=machine.describe(),
         params=state.params,
         buffers=state.buffers,
@@ -218,20 +228,6 @@ def _result(
         accounting=plan.accounting(history, len(tensors), asked["delta"]),
         limitations=tuple(plan.limitations()),
     )
-
-
-def _config(plan: Plan) -> dict[str, Any]:
-    """Returns the training in words and numbers, for people."""
-    return {
-        "command": "train",
-        "dataset": plan.data[0].name,
-        "defense": plan.defense if isinstance(plan.defense, str) else plan.guard.name,
-        "model": plan.network.name,
-        "setting": setting_as_plain(plan.setting),
-        "standardize": plan.standardize,
-        "public_examples": plan.public_examples,
-        "seed": plan.seed,
-    }
 
 
 def _check(

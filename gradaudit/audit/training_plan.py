@@ -92,20 +92,17 @@ class Plan:
     @functools.cached_property
     def guard(self) -> Defense:
         """The defense itself."""
-        given = self.defense
-        return parse_defense(given) if isinstance(given, str) else given
+        return parse_defense(self.defense)
 
     @functools.cached_property
     def network(self) -> Model:
         """The model itself, with its statistics."""
-        training, model = self.data[0], self.model
-        if isinstance(model, str):
-            model = model_for(model, training.shape, training.classes)
+        training, public = self.data[0], self._apart[0]
+        model = model_for(self.model, training.shape, training.classes)
         if not self.standardize:
             return model
         if self.statistics is Statistics.PRIVATE:
             return standardized(model, training.inputs)
-        public, _ = hold_out(training, self.public_examples, self.seed)
         if public is None:
             raise InputError("public statistics need --public-examples")
         return standardized(model, np.asarray(public.inputs))
@@ -123,11 +120,11 @@ class Plan:
     def _apart(self) -> tuple[PublicData | None, Dataset]:
         return hold_out(self.data[0], self.public_examples, self.seed)
 
-    def training(self, evaluate_every: int = 1) -> Training:
-        """Returns the training with its clients."""
+    def begin(self, evaluate_every: int = 1) -> tuple[Training, Key, Progress]:
+        """Returns the training, its key, and where it is before its first round."""
         public, private = self._apart
         clients = Population.of(private, self.held)
-        return Training(
+        training = Training(
             recipe=Recipe.of(self.network, self.guard, self.setting),
             population=machine.place(clients, shared=True),
             sampler=sampler_of(self.setting),
@@ -135,12 +132,10 @@ class Plan:
             public=public,
             evaluate_every=evaluate_every,
         )
-
-    def begin(self, training: Training) -> tuple[Key, Progress]:
-        """Returns the run's key, and the training before its first round."""
         init_key, key = jax.random.split(jax.random.key(self.seed))
+        params = self.network.init(init_key)
         buffers = self.network.initial_buffers(init_key)
-        return key, training.start(self.network.init(init_key), buffers)
+        return training, key, training.start(params, buffers)
 
     def spec(self, **others: Any) -> Spec:
         """Returns what runs the training again."""
@@ -153,15 +148,12 @@ class Plan:
 
         The user's files, and data given as objects, count by their content.
         """
-        once = dataclasses.replace(self, setting=self._endless).spec().plain()
+        endless = dataclasses.replace(self.setting, rounds=1)
+        once = dataclasses.replace(self, setting=endless).spec().plain()
         given = [] if isinstance(self.dataset, str) else self.dataset
         once["data"] = [data.digest for data in given]
         text = json.dumps(once, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
-
-    @property
-    def _endless(self) -> Setting:
-        return dataclasses.replace(self.setting, rounds=1)
 
     def privacy(
         self, rounds: int, tensors: int, participations: int | None = None
@@ -275,7 +267,6 @@ def recorded_round(folder: pathlib.Path | str, number: int) -> RecordedTraining:
     found = checkpoint.load_round(pathlib.Path(folder), number)
     arguments = found.spec.call()
     plan = Plan(**{f.name: arguments[f.name] for f in dataclasses.fields(Plan)})
-    training = plan.training()
-    key, start = plan.begin(training)
+    training, key, start = plan.begin()
     state = found.state(start.state)
     return RecordedTraining(plan, training, key, state, found.participants, number)
