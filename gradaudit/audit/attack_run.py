@@ -196,7 +196,7 @@ class Attacking:
         victims = sorted(everybody)
         rows = [everybody[victim] for victim in victims]
         scores, traces = [row.score for row in rows], [row.trace for row in rows]
-        truth = run.scenario.truth(np.asarray(victims))
+        truth = run.scenario.truth(np.asarray(victims, np.int64))
         private = np.asarray(truth.inputs)
         inputs = np.stack([row.inputs for row in rows]) if rows else private
         # A closed form has no frames.

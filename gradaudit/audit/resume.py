@@ -82,18 +82,17 @@ class Kept:
         with files.one_run_in(self._path.parent):
             content = scenario.content
             _require_described(spec, content)
-            self._read_or_begin(spec, fingerprint(spec, content, slots), overwrite)
+            header = {
+                "version": _VERSION,
+                "attack": fingerprint(spec, content, slots),
+            }
+            if self._path.exists() and not overwrite:
+                self._read(self._path, header)
+            else:
+                claim(self._path.parent, spec, overwrite)
+                remove_result(self._path.parent)
+                files.write_text(self._path, json.dumps(header) + "\n")
             yield
-
-    def _read_or_begin(self, spec: Spec, name: str, overwrite: bool) -> None:
-        assert self._path is not None
-        if self._path.exists() and not overwrite:
-            self._read(self._path, name)
-            return
-        claim(self._path.parent, spec, overwrite)
-        remove_result(self._path.parent)
-        header = {"version": _VERSION, "attack": name}
-        files.write_text(self._path, json.dumps(header) + "\n")
 
     def add(self, finished: Sequence[Finished], seconds: float) -> None:
         """Keeps victims that have finished; `seconds` went into this run so far."""
@@ -111,11 +110,11 @@ class Kept:
         for line in lines:
             self._count(_parsed(line.encode()))
 
-    def _read(self, path: pathlib.Path, name: str) -> None:
+    def _read(self, path: pathlib.Path, header: dict[str, Any]) -> None:
         """Takes the records of this attack; raises if they are another's."""
         lines = iter(files.whole_lines(path))
-        header = _parsed(next(lines, b""))
-        if header.get("version") != _VERSION or header.get("attack") != name:
+        found = _parsed(next(lines, b""))
+        if {name: found.get(name) for name in header} != header:
             raise InputError(
                 f"{path.parent} holds another attack (other options, other files, or "
                 "another version of gradaudit or jax): choose another --out, or say "
@@ -154,7 +153,7 @@ def fingerprint(spec: Spec, content: dict[str, Any], slots: int | None) -> str:
     }
     if about["backend"] != "cpu":  # there slots are the program's width: its rounding
         identity["slots"] = slots
-    text = json.dumps(files.finite(identity), sort_keys=True)
+    text = json.dumps(identity, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -276,6 +276,16 @@ def test_labels_that_were_not_granted_are_not_even_fetched(guarded):
         )  # fmt: skip
 
 
+def test_granted_labels_are_those_of_all_who_are_observed_at_once():
+    scenario = simulated(40)
+    granted = Threat.parse("curious+labels", Leakage.SERVER)
+    told = dataclasses.replace(scenario, threat=granted)
+    everybody = np.arange(40)  # more than are computed together
+    labels = next(iter(told.groups())).victims.observe(everybody).labels
+    np.testing.assert_array_equal(labels, scenario.truth(everybody).labels)
+    assert len(told.truth(everybody[:0]).inputs) == 0
+
+
 def test_what_an_attack_is_handed_holds_arrays_only():
     """An observation is data: no object in it leads back to the scenario."""
     seen: list = []
