@@ -23,14 +23,6 @@ _FRAMES = 6  # of a victim that is shown, between private and rebuilt
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-    """One victim to look at: what the attacker had of it over time."""
-
-    victim: int
-    frames: dict[int, NDArray[np.float32]]  # iteration -> (batch, *shape)
-
-
-@dataclasses.dataclass(frozen=True)
 class AttackResult(RunResult):
     """Everything of one attack."""
 
@@ -45,7 +37,7 @@ class AttackResult(RunResult):
     accounting: dict[str, Any] | None
     inputs: NDArray[np.float32]  # (victims, batch, *shape) as handed in
     truth: NDArray[np.float32]  # (victims, batch, *shape)
-    pictures: list[Picture]
+    pictured: list[int]  # rows of `scores` whose victims are shown to people
     certificate: dict[str, Any] | None = None  # None: there is no noise
     # Of a portfolio: for every row of `scores`, what those found who were asked.
     members: list[tuple[MemberScore, ...]] = dataclasses.field(default_factory=list)
@@ -227,20 +219,23 @@ class AttackResult(RunResult):
         """
         if self.withheld:
             return {}
-        shown = _iterations_shown(self.pictures)
-        shape = (len(self.pictures), len(shown), *self.truth.shape[1:])
+        kept = [self.traces[row].frames for row in self.pictured]
+        shown = _iterations_shown(kept)
+        shape = (len(kept), len(shown), *self.truth.shape[1:])
         frames = np.full(shape, np.nan, np.float32)
-        for row, picture in enumerate(self.pictures):
+        for row, of_victim in enumerate(kept):
             for column, iteration in enumerate(shown):
-                earlier = [i for i in picture.frames if i <= iteration]
+                earlier = [i for i in of_victim if i <= iteration]
                 if earlier:
-                    frames[row, column] = picture.frames[max(earlier)]
+                    frames[row, column] = of_victim[max(earlier)]
         return {
             "reconstructions.npz": {
                 "truth": self.truth,
                 "reconstruction": self.inputs,
                 "victim": np.asarray([s.victim for s in self.scores]),
-                "pictured": np.asarray([p.victim for p in self.pictures], np.int64),
+                "pictured": np.asarray(
+                    [self.scores[row].victim for row in self.pictured], np.int64
+                ),
                 "iterations": np.asarray(shown, np.int64),
                 "frames": frames,
             }
@@ -249,7 +244,7 @@ class AttackResult(RunResult):
     def figures(self) -> dict[str, Callable[[], Any]]:
         """Returns the pictures that make sense for this result."""
         drawn: dict[str, Callable[[], Any]] = {}
-        shown = self.pictures and not self.withheld
+        shown = self.pictured and not self.withheld
         if shown and self.truth.ndim == 5 and self.truth.shape[-1] in (1, 3):
             drawn["figures/victims.png"] = lambda: figures.reconstructions(self)
         if any(len(trace.rmse) > 1 for trace in self.traces):
@@ -261,9 +256,9 @@ class AttackResult(RunResult):
         Console(highlight=False).print(attack_table(self.to_dict()))
 
 
-def _iterations_shown(pictures: list[Picture]) -> list[int]:
+def _iterations_shown(kept: list[dict[int, Any]]) -> list[int]:
     """Returns at most so many of the iterations that were kept, first and last."""
-    every = sorted({i for picture in pictures for i in picture.frames})
+    every = sorted({iteration for frames in kept for iteration in frames})
     if len(every) <= _FRAMES:
         return every
     chosen = np.linspace(0, len(every) - 1, _FRAMES).round().astype(int)

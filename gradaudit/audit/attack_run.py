@@ -13,7 +13,7 @@ from gradaudit import machine
 from gradaudit.attacks.base import Attack, check_observation
 from gradaudit.attacks.base import run as run_attack
 from gradaudit.attacks.search import Snapshot, Stopped, is_cut_short
-from gradaudit.audit.attack_result import AttackResult, Picture
+from gradaudit.audit.attack_result import AttackResult
 from gradaudit.audit.captured_scenario import Scenario
 from gradaudit.audit.further_scores import further_scores, seen_by_clients
 from gradaudit.audit.informed import line_up_and_certificates
@@ -199,8 +199,8 @@ class Attacking:
         truth = run.scenario.truth(np.asarray(victims, np.int64))
         private = np.asarray(truth.inputs)
         inputs = np.stack([row.inputs for row in rows]) if rows else private
-        # A closed form has no frames.
-        searched = [row for row in rows if row.trace.frames] or rows
+        searched = [row for row, trace in enumerate(traces) if trace.frames]
+        shown = searched or list(range(len(rows)))  # a closed form has no frames
         told = np.asarray([score.recovered_labels for score in scores])
         beside = further_scores(
             run.attack,
@@ -236,10 +236,7 @@ class Attacking:
             members=[row.members for row in rows],
             inputs=inputs,
             truth=private,
-            pictures=[
-                Picture(row.score.victim, row.trace.frames)
-                for row in searched[:PICTURED]
-            ],
+            pictured=shown[:PICTURED],
             interrupted=interrupted,
             beside=beside,
         )

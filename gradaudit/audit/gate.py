@@ -240,11 +240,6 @@ def _joined(
         for part, base in numbered
         for score in part.scores
     ]
-    pictures = [
-        dataclasses.replace(picture, victim=picture.victim + base)
-        for part, base in numbered
-        for picture in part.pictures
-    ]
     limitations = [text for part in parts for text in part.limitations]
     below, above = evidence(_successes(parts), victims, limit)
     gate = {
@@ -269,7 +264,6 @@ def _joined(
         limitations=list(dict.fromkeys([*limitations, _SAID])),
         inputs=np.concatenate([part.inputs for part in parts]),
         truth=np.concatenate([part.truth for part in parts]),
-        pictures=pictures[: len(first.pictures) or 1],
         members=[each for part in parts for each in part.members],
         interrupted=interrupted,
         beside=first.beside | {"gate": gate},

@@ -167,7 +167,7 @@ def made(successes: list[list[bool]], missing: tuple[int, ...] = ()) -> AttackRe
         limitations=[],
         inputs=blank,
         truth=blank,
-        pictures=[],
+        pictured=[],
     )
 
 

@@ -76,9 +76,7 @@ def test_a_killed_attack_goes_on_to_the_same_numbers(
     for one, other in zip(again.traces, undisturbed.traces, strict=True):
         assert one.rmse == other.rmse and one.objective == other.objective
         assert one.oracle == other.oracle and list(one.frames) == list(other.frames)
-    assert [p.victim for p in again.pictures] == [
-        p.victim for p in undisturbed.pictures
-    ]
+    assert again.pictured == undisturbed.pictured
     assert not again.interrupted and again.missing == []
     per_pair = 2  # calls that two victims take at this budget, or they are found before
     assert 0 < len(calls) <= per_pair * (4 - done // 2)
