@@ -170,14 +170,23 @@ def train(
       on_round: is called with every finished round.
     """
     machine.configure()
-    targets = {"target_accuracy": target_accuracy, "target_epsilon": target_epsilon}
-    _check(delta, evaluate_every, chunk, record, **targets)
+    asked = {
+        "target_accuracy": target_accuracy,
+        "target_epsilon": target_epsilon,
+        "delta": delta,
+    }
+    within_unit(delta=delta)
+    positive(target_epsilon=target_epsilon)
+    if not (target_accuracy is None or 0 < target_accuracy <= 1):
+        raise InputError(f"target_accuracy must lie in (0, 1], got {target_accuracy}")
+    every = record if isinstance(record, int) else None
+    at_least(1, evaluate_every=evaluate_every, chunk=chunk, record=every)
     plan = make_plan(
         dataset, defense, model, standardize, statistics, setting, public_examples, seed
     )
     training, key, start = plan.begin(evaluate_every)
     rounds = plan.affordable(start.state.params, target_epsilon, delta)
-    spec = plan.spec(**targets, delta=delta, evaluate_every=evaluate_every)
+    spec = plan.spec(**asked, evaluate_every=evaluate_every)
     folder = RunFolder(out, spec, plan.fingerprint, record)
     start = training.placed(folder.open(start, resume, overwrite))
 
@@ -189,7 +198,6 @@ def train(
         training, key, start, rounds, target_accuracy, chunk, finished
     )
     folder.close(progress)
-    asked = targets | {"delta": delta}
     result = _result(plan, spec, asked, progress.state, folder.history, stopped)
     if out is not None:
         result.save(out)
@@ -227,25 +235,4 @@ def _result(
         stopped=stopped,
         accounting=plan.accounting(history, len(tensors), asked["delta"]),
         limitations=tuple(plan.limitations()),
-    )
-
-
-def _check(
-    delta: float,
-    evaluate_every: int,
-    chunk: int | None,
-    record: int | Collection[int] | None,
-    target_accuracy: float | None,
-    target_epsilon: float | None,
-) -> None:
-    """Refuses, before any work, what would only fail after it."""
-    within_unit(delta=delta)
-    if not (target_accuracy is None or 0 < target_accuracy <= 1):
-        raise InputError(f"target_accuracy must lie in (0, 1], got {target_accuracy}")
-    positive(target_epsilon=target_epsilon)
-    at_least(
-        1,
-        evaluate_every=evaluate_every,
-        chunk=chunk,
-        record=record if isinstance(record, int) else None,
     )
