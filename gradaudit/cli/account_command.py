@@ -2,16 +2,16 @@
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 
 from gradaudit.cli import console, options
-from gradaudit.cli.console import err, errors_in_words, out, print_json
+from gradaudit.cli.options import option
 from gradaudit.errors import InputError
 
 if TYPE_CHECKING:
-    from gradaudit.federation.setting import Setting
     from gradaudit.privacy import Events, Privacy
 
 
@@ -29,86 +29,73 @@ gradaudit account --defense fed-cdp:clip=4,sigma=6 --dataset mnist
 
 gradaudit account --defense fed-cdp:scope=global --dataset cancer --batches poisson
 """
-
-
-def _option(panel: str, help: str, *flags: str) -> Any:
-    return typer.Option(*flags, help=help, rich_help_panel=panel or None)
-
-
 _NOISE, _DEFENSE, _INVERSE = "The noise itself", "From a defense", "The other way round"
 
-Sigma = Annotated[float | None, _option(_NOISE, "Noise multiplier of every step.")]
-Rate = Annotated[float | None, _option(_NOISE, "Sampling rate of a step.", "--q")]
-Steps = Annotated[int | None, _option(_NOISE, "How many steps are composed.")]
+Sigma = Annotated[float | None, option("Noise multiplier of every step.", panel=_NOISE)]
+Rate = Annotated[float | None, option("Sampling rate of a step.", "--q", panel=_NOISE)]
+Steps = Annotated[int | None, option("How many steps are composed.", panel=_NOISE)]
 Schedule = Annotated[
     str | None,
-    _option(_NOISE, "Per step: POLICY:sigma0=A,sigma1=B, or @FILE of sigmas."),
+    option("Per step: POLICY:sigma0=A,sigma1=B, or @FILE of sigmas.", panel=_NOISE),
 ]
 Trace = Annotated[
-    str | None, _option(_NOISE, "File of each step's sensitivity S; with --noise-std.")
+    str | None,
+    option("File of each step's sensitivity S; with --noise-std.", panel=_NOISE),
 ]
-NoiseStd = Annotated[float | None, _option(_NOISE, "Noise std, fixed while S changes.")]
-DefenseName = Annotated[str | None, _option(_DEFENSE, "As fed-cdp:clip=4,sigma=6.")]
+NoiseStd = Annotated[
+    float | None, option("Noise std, fixed while S changes.", panel=_NOISE)
+]
+DefenseName = Annotated[
+    str | None, option("As fed-cdp:clip=4,sigma=6.", panel=_DEFENSE)
+]
 Tensors = Annotated[
-    int, _option(_DEFENSE, "Tensors of the model, each clipped on its own.")
+    int, option("Tensors of the model, each clipped on its own.", panel=_DEFENSE)
 ]
 SamplingName = Annotated[
     str,
-    _option(
-        _DEFENSE,
+    option(
         "Rate of an example as the claim counts it: local (B / examples, the papers' "
         "0.01) or global (times the share of clients).",
+        panel=_DEFENSE,
     ),
 ]
 Participations = Annotated[
     int | None,
-    _option(_DEFENSE, "Rounds that a client really took part in, for the views."),
+    option("Rounds that a client really took part in, for the views.", panel=_DEFENSE),
 ]
 DatasetName = Annotated[
-    str, _option(options.SETTING, "Whose published setting is used.")
+    str, option("Whose published setting is used.", panel=options.SETTING)
 ]
-Rounds = Annotated[int | None, _option(options.SETTING, "Rounds, T.")]
+Rounds = Annotated[int | None, option("Rounds, T.", panel=options.SETTING)]
 Copies = Annotated[
     int | None,
-    _option(
-        options.SETTING,
+    option(
         "Clients that hold one example (default: from the partition and the dataset).",
+        panel=options.SETTING,
     ),
 ]
 TargetEpsilon = Annotated[
-    float | None, _option(_INVERSE, "A budget: at which step is it exhausted?")
+    float | None, option("A budget: at which step is it exhausted?", panel=_INVERSE)
 ]
 Calibrate = Annotated[
-    bool, _option(_INVERSE, "Which sigma gives --target-epsilon?", "--calibrate")
+    bool, option("Which sigma gives --target-epsilon?", "--calibrate", panel=_INVERSE)
 ]
 TargetAccuracy = Annotated[
-    float | None, _option(_INVERSE, "Stop when --log reaches this accuracy.")
+    float | None, option("Stop when --log reaches this accuracy.", panel=_INVERSE)
 ]
 Log = Annotated[
-    str | None, _option(_INVERSE, "Training log, CSV with accuracy and round or step.")
+    str | None,
+    option("Training log, CSV with accuracy and round or step.", panel=_INVERSE),
 ]
-Delta = Annotated[float, _option("", "Delta.")]
-Convention = Annotated[
-    str, _option("", "clean, or paper: their rounding and off-by-one.")
-]
-Plot = Annotated[str | None, _option("", "Write epsilon over steps to this file.")]
-
+Delta = Annotated[float, option("Delta.")]
+Convention = Annotated[str, option("clean, or paper: their rounding and off-by-one.")]
+Plot = Annotated[str | None, option("Write epsilon over steps to this file.")]
 
 # What is answered within seconds.
 _MOST_STEPS, _MOST_CHANGES, _MOST_EXAMPLES = 10**6, 10**5, 10**8
 
 
-@dataclasses.dataclass(frozen=True)
-class _Question:
-    """What every answer needs, however the noise was given."""
-
-    delta: float
-    convention: str
-    target: float | None
-    plot: str | None
-    as_json: bool
-
-
+@console.errors_in_words()
 def account(
     context: typer.Context,
     sigma: Sigma = None,
@@ -142,39 +129,31 @@ def account(
     as_json: options.Json = False,
 ) -> None:
     """Show the privacy spent: all methods side by side, and what holds."""
-    question = _Question(delta, convention, target_epsilon, plot, as_json)
-    with errors_in_words():
-        _refuse_what_has_no_effect(context, calibrate, defense, trace)
-        if calibrate:
-            _calibrate(question, q, steps)
-            return
-        limit = _reached(log, target_accuracy)
-        if defense is None:
-            events = _events(sigma, q, steps, schedule, noise_std, trace)
-            _answer(question, None, events if limit is None else events.first(limit))
-            return
-        setting = _setting(
-            dataset, rounds=rounds if limit is None else limit,
-            local_steps=local_steps, batch_size=batch_size, examples=examples,
-            clients=clients, clients_per_round=clients_per_round,
-            selection=selection, batches=batches, partition=partition,
-        )  # fmt: skip
-        privacy = _privacy(
-            question, defense, setting, dataset, copies, tensors, sampling,
-            participations,
-        )  # fmt: skip
-        _answer(question, privacy, privacy.events)
+    _refuse_what_has_no_effect(context, calibrate, defense, trace)
+    if calibrate:
+        _calibrate(target_epsilon, q, steps, delta, as_json)
+        return
+    limit = _reached(log, target_accuracy)
+    if defense is not None:
+        privacy = _privacy(context, defense, limit)
+        _answer(context, privacy, privacy.events)
+        return
+    events = _events(sigma, q, steps, schedule, noise_std, trace)
+    _answer(context, None, events if limit is None else events.first(limit))
 
 
 def _answer(
-    question: _Question, privacy: "Privacy | None", events: "Events | None"
+    context: typer.Context, privacy: "Privacy | None", events: "Events | None"
 ) -> None:
     from gradaudit import privacy as accounting
     from gradaudit.privacy.calibrate import rounds_within
     from gradaudit.privacy.statement import account_as_plain, privacy_as_plain
     from gradaudit.report import tables_of_privacy
 
-    delta, convention, target = question.delta, question.convention, question.target
+    said = context.params
+    delta, convention, target = (
+        said[name] for name in ("delta", "convention", "target_epsilon")
+    )
     if privacy is not None:
         answers, plain = privacy.claimed, privacy_as_plain(privacy)
     else:
@@ -192,23 +171,22 @@ def _answer(
         plain["exhausted_at"] = {name: stop.step for name, stop in stops.items()}
         if privacy is not None:
             plain["rounds_within"] = rounds_within(target, privacy.plan, delta)
-    if question.plot is not None:
+    if said["plot"] is not None:
         from gradaudit.report.figures_of_privacy import plot_over_steps
 
-        plot_over_steps(question.plot, _finite(events), delta, convention, target)
-        err.print(f"wrote {question.plot}", markup=False)
-    if question.as_json:
-        print_json(plain)
-        return
+        plot_over_steps(said["plot"], _finite(events), delta, convention, target)
+        console.err.print(f"wrote {said['plot']}", markup=False)
+    shown: list[RenderableType] = []
     if answers is not None:
-        out.print(tables_of_privacy.methods_table(answers, stops, target))
+        shown.append(tables_of_privacy.methods_table(answers, stops, target))
     if privacy is not None:
-        out.print(tables_of_privacy.privacy_table(privacy))
+        shown.append(tables_of_privacy.privacy_table(privacy))
         if target is not None:
-            within = plain["rounds_within"]
-            out.print(
-                f"rounds whose accounted epsilon stays within {target:g}: {within}"
+            shown.append(
+                f"rounds whose accounted epsilon stays within {target:g}: "
+                f"{plain['rounds_within']}"
             )
+    console.show(plain, shown, said["as_json"])
 
 
 def _finite(events: "Events | None") -> "Events":
@@ -217,11 +195,16 @@ def _finite(events: "Events | None") -> "Events":
     return events
 
 
-def _calibrate(question: _Question, q: float | None, steps: int | None) -> None:
+def _calibrate(
+    target: float | None,
+    q: float | None,
+    steps: int | None,
+    delta: float,
+    as_json: bool,
+) -> None:
     from gradaudit import privacy as accounting
-    from gradaudit.report import tables_of_privacy
+    from gradaudit.report.tables_of_privacy import sigmas_table
 
-    target, delta = question.target, question.delta
     if target is None or q is None or steps is None:
         raise InputError("--calibrate needs --target-epsilon, --q and --steps")
     if not 1 <= steps <= _MOST_STEPS:
@@ -234,17 +217,14 @@ def _calibrate(question: _Question, q: float | None, steps: int | None) -> None:
             if "never goes below" not in str(error):
                 raise
             found[name] = str(error)
-    if not question.as_json:
-        out.print(tables_of_privacy.sigmas_table(found, target, q, steps, delta))
-        return
-    sigmas = {
-        name: value if isinstance(value, float) else None
-        for name, value in found.items()
+    plain = {
+        "target_epsilon": target,
+        "q": q,
+        "steps": steps,
+        "delta": delta,
+        "sigma": {n: None if isinstance(v, str) else v for n, v in found.items()},
     }
-    print_json(
-        {"target_epsilon": target, "q": q, "steps": steps, "delta": delta}
-        | {"sigma": sigmas}
-    )
+    console.show(plain, [sigmas_table(found, target, q, steps, delta)], as_json)
 
 
 def _events(
@@ -288,14 +268,12 @@ def _scheduled(text: str, steps: int) -> list[float]:
             for key, _, value in (item.partition("=") for item in rest.split(","))
         }
         start, end = values.pop("sigma0"), values.pop("sigma1")
-        if values:
-            raise InputError(f"unknown in --schedule: {', '.join(values)}")
-    except (KeyError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+    except (KeyError, ValueError):
         raise InputError(
             f"--schedule must be POLICY:sigma0=A,sigma1=B or @FILE, got {text!r}"
         ) from None
+    if values:
+        raise InputError(f"unknown in --schedule: {', '.join(values)}")
     if not steps >= 1:
         raise InputError(f"steps must be at least 1, got {steps}")
     if not steps <= _MOST_CHANGES:
@@ -320,79 +298,47 @@ def _reached(log: str | None, accuracy: float | None) -> int | None:
     return first_reaching(read_log(log), accuracy)
 
 
-def _setting(dataset: str, **changes: Any) -> "Setting":
-    """Returns the published setting with what the command line changes."""
-    from gradaudit.data.partition import parse_partition
-    from gradaudit.federation.setting import Batches, Selection, paper_setting
+def _privacy(context: typer.Context, defense: str, limit: int | None) -> "Privacy":
+    """Returns what a defense claims and releases in its setting, of `limit` rounds."""
+    from gradaudit import privacy as accounting
+    from gradaudit.data.catalogue import CATALOGUE
+    from gradaudit.defenses.parsing import parse
+    from gradaudit.federation.setting import paper_setting
 
-    read = {
-        "selection": lambda text: console.word("selection", text, Selection),
-        "batches": lambda text: console.word("batches", text, Batches),
-        "partition": parse_partition,
-    }
-    given = {name: value for name, value in changes.items() if value is not None}
-    given |= {name: read[name](given[name]) for name in read if name in given}
-    setting = dataclasses.replace(paper_setting(dataset), **given)
+    said = context.params
+    setting = options.changed_setting(context, paper_setting(said["dataset"]))
+    if limit is not None:
+        setting = dataclasses.replace(setting, rounds=limit)
     steps = setting.rounds * setting.local_steps
     if not (steps <= _MOST_STEPS and setting.examples <= _MOST_EXAMPLES):
         raise InputError(
             f"{steps:,} local steps on {setting.examples:,} examples are not "
             f"accounted: at most {_MOST_STEPS:,} on {_MOST_EXAMPLES:,}"
         )
-    return setting
-
-
-def _privacy(
-    question: _Question,
-    defense: str,
-    setting: "Setting",
-    dataset: str,
-    copies: int | None,
-    tensors: int,
-    sampling: str,
-    participations: int | None,
-) -> "Privacy":
-    from gradaudit import privacy as accounting
-    from gradaudit.data.catalogue import CATALOGUE
-    from gradaudit.defenses.parsing import parse
-
-    known = CATALOGUE.get(dataset)
-    return accounting.epsilon(
-        parse(defense),
-        setting,
-        delta=question.delta,
-        tensors=tensors,
-        sampling=console.word("sampling", sampling, accounting.Sampling),
-        convention=question.convention,
-        copies=copies,
-        class_sizes=known.class_sizes("train") if known else (),
-        participations=participations,
-    )
-
-
-# Parameters that only mean something for one kind of question.
-_OF_NOISE = ("sigma", "q", "steps", "schedule", "trace", "noise_std")
-_OF_SETTING = (
-    *("tensors", "sampling", "participations", "dataset", "rounds", "local_steps"),
-    *("batch_size", "examples", "clients", "clients_per_round", "selection"),
-    *("batches", "partition", "copies"),
-)
-_OF_LOGS = ("log", "target_accuracy")
+    known = CATALOGUE.get(said["dataset"])
+    asked = options.told(context, accounting.epsilon) | {
+        "defense": parse(defense),
+        "setting": setting,
+        "sampling": options.word("sampling", said["sampling"], accounting.Sampling),
+        "class_sizes": known.class_sizes("train") if known else (),
+    }
+    return accounting.epsilon(**asked)
 
 
 def _refuse_what_has_no_effect(
     context: typer.Context, calibrate: bool, defense: str | None, trace: str | None
 ) -> None:
     """Raises for an option that was given and would be ignored."""
-    refuse = functools.partial(console.refuse, context)
+    refuse = functools.partial(options.refuse, context)
     if calibrate:
-        known = ("q", "steps")
-        noise = [name for name in _OF_NOISE if name not in known]
-        others = (*noise, "defense", *_OF_SETTING, *_OF_LOGS, "convention", "plot")
-        refuse(others, "with --calibrate")
+        refuse("with --calibrate", _DEFENSE, options.SETTING)
+        refuse("with --calibrate", "sigma", "schedule", "trace", "noise_std")
+        refuse("with --calibrate", "log", "target_accuracy", "convention", "plot")
     elif defense is None:
-        refuse(_OF_SETTING, "without --defense")
-        refuse(() if trace else ("noise_std",), "without --trace")
-        refuse(("steps",) if trace else (), "with --trace, which has its own")
+        refuse("without --defense", _DEFENSE, options.SETTING)
+        if trace is None:
+            refuse("without --trace", "noise_std")
+        else:
+            refuse("with --trace, which has its own", "steps")
     else:
-        refuse(_OF_NOISE, "with --defense: it is derived from it")
+        refuse("with --defense: it is derived from it", _NOISE)

@@ -11,12 +11,11 @@ from gradaudit.cli import (
     attack_command,
     audit_command,
     bench_command,
-    captured_command,
     console,
     ldp_command,
     line_up_command,
     list_command,
-    model_command,
+    own_system_command,
     run_command,
     train_command,
 )
@@ -48,8 +47,8 @@ app.add_typer(list_command.app, name="data")
 app.add_typer(bench_command.app, name="bench")
 app.command("account", epilog=account_command.EPILOG)(account_command.account)
 app.command("ldp", epilog=ldp_command.EPILOG)(ldp_command.ldp)
-app.add_typer(captured_command.app, name="captured")
-app.add_typer(model_command.app, name="model")
+app.add_typer(own_system_command.captured, name="captured")
+app.add_typer(own_system_command.model, name="model")
 app.command("line-up", epilog=line_up_command.LINE_UP_EPILOG)(line_up_command.line_up)
 app.command("calibrate", epilog=line_up_command.CALIBRATE_EPILOG)(
     line_up_command.calibrate

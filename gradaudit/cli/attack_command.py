@@ -1,6 +1,7 @@
 """`gradaudit attack`: rebuild private data from what leaks."""
 
 import contextlib
+import functools
 import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,7 +13,9 @@ from gradaudit.errors import InputError
 from gradaudit.text import without_plug_ins
 
 if TYPE_CHECKING:
+    from gradaudit.audit.attack_result import AttackResult
     from gradaudit.report.metrics import Rate
+    from gradaudit.report.result import Result
 
 EPILOG = """[bold]Examples[/]
 
@@ -38,9 +41,9 @@ Exit codes: 0 done (gate held), 1 gate broken or more rebuilt than the noise can
 2 bad input, 3 inconclusive, 70 a bug, 130 interrupted (what was done by then is
 written).
 """
-DEFAULT_FOLDER = pathlib.Path("gradaudit-attack")
 
 
+@console.errors_in_words()
 def attack(
     context: typer.Context,
     type_: options.Type = 2,
@@ -73,7 +76,7 @@ def attack(
     coordinator: options.Coordinator = None,
     processes: options.ProcessCount = None,
     process: options.ProcessIndex = None,
-    out_folder: options.Out = DEFAULT_FOLDER,
+    out_folder: options.Out = pathlib.Path("gradaudit-attack"),
     overwrite: options.Overwrite = False,
     max_asr: options.MaxAsr = None,
     as_json: options.Json = False,
@@ -83,75 +86,120 @@ def attack(
     Victims are kept in --out as they finish: the same command goes on from them, and
     shows the result again if all are. Another attack's folder is refused.
     """
-    with console.errors_in_words():
-        if not (max_asr is None or 0 <= max_asr <= 1):
-            raise InputError(f"--max-asr must be in [0, 1], got {max_asr}")
-        if captured is not None:
-            asked = _of_captured(context)
-            report = captured_and_save(asked, out_folder, as_json, overwrite)
-        else:
-            asked = _of_victims(context)
-            # A plug-in of the command line may run, and one of a file with --trust.
-            with without_plug_ins(unless=run is None or trust):
-                several = (coordinator, processes, process)
-                report = attack_and_save(asked, out_folder, as_json, overwrite, several)
-        finish(report, max_asr)
-
-
-def _of_captured(context: typer.Context) -> dict[str, Any]:
-    """Returns what `attack_captured` is asked; refuses what would be ignored."""
-    console.refuse(context, _NOT_CAPTURED, "with --captured")
-    said = context.params
-    names = (
-        "captured", "model", "truth", "candidates", "method", "defense", "threat",
-        "place", "learning_rate", "batch_size", "iterations", "restarts",
-        "success_rmse", "seed", "pictures", "slots",
-    )  # fmt: skip
-    counted, stepped = (console.given(context, n) for n in ("victims", "local_steps"))
-    return {name: said[name] for name in names} | {
-        "victims": _count(said["victims"]) if counted else None,
-        "local_steps": said["local_steps"] if stepped else None,
-    }
-
-
-def _of_victims(context: typer.Context) -> dict[str, Any]:
-    """Returns what `attack` is asked; refuses what would be ignored."""
-    console.refuse(context, _OF_CAPTURED, "without --captured")
-    said = context.params
-    if said["run"] is not None:
-        console.refuse(context, _OF_SIMULATION, "with --run, which has its own")
+    if not (max_asr is None or 0 <= max_asr <= 1):
+        raise InputError(f"--max-asr must be in [0, 1], got {max_asr}")
+    if captured is not None:
+        report = _attack_captured(context)
     else:
-        console.refuse(context, ["trust"], "without --run")
-    names = (
-        "method", "defense", "threat", "dataset", "model", "batch_size", "local_steps",
-        "run", "params", "looks", "iterations", "restarts", "success_rmse", "seed",
-        "line_ups", "slots",
-    )  # fmt: skip
-    asked = {name: said[name] for name in names}
-    asked |= {"type": said["type_"], "round": said["round_"]}
-    if said["victims"] != "auto":
-        return asked | {"victims": _count(said["victims"]), "draws": said["draws"]}
-    console.refuse(context, ["draws"], "with --victims auto: one each")
-    limit = said["max_asr"]
-    if limit is None:
-        raise InputError("--victims auto needs --max-asr, its question")
-    return asked | {"max_asr": limit}
+        # A plug-in of the command line may run, and one of a file with --trust.
+        with without_plug_ins(unless=run is None or trust):
+            report = _attack_victims(context)
+    _finish(report, max_asr)
 
 
+def _attack_captured(context: typer.Context) -> dict[str, Any]:
+    """Attacks captured updates, and shows what came out; returns result.json."""
+    said = context.params
+    options.refuse(context, "with --captured", *_NOT_CAPTURED, options.MANY)
+    victims = _count(said["victims"]) if options.given(context, "victims") else None
+    steps = said["local_steps"] if options.given(context, "local_steps") else None
+    if said["model"] is None:
+        raise InputError(
+            "--captured needs the client's model: --model path/to/file.py:build"
+        )
+    folder = console.ready_folder(said["out_folder"])
+    with console.progress_bar("compiling") as tell:
+        from gradaudit.audit.captured_attack import attack_captured
+
+        asked = options.told(context, attack_captured)
+        result = attack_captured(
+            **asked | {"victims": victims, "local_steps": steps},
+            keep=folder,
+            progress=lambda done, total: tell("attacking", done, total),
+        )
+    withheld = "" if said["pictures"] else "; the pictures are withheld (--pictures)"
+    return _shown(result, context, withheld)
+
+
+def _attack_victims(context: typer.Context) -> dict[str, Any]:
+    """Attacks victims of a dataset, and shows what came out; returns result.json."""
+    said, folder = context.params, context.params["out_folder"]
+    auto = said["victims"] == "auto"
+    _refuse_what_has_no_effect(context, auto)
+    victims = None if auto else _count(said["victims"])
+    if said["process"] in (None, 0):  # before anything is waited for
+        console.check_folder(folder)
+    with _together(context, auto) as leads:
+        if leads:
+            console.ready_folder(folder)
+        with console.progress_bar("compiling", victims) as tell:
+            from gradaudit.audit.attack import attack as attack_once
+            from gradaudit.audit.gate import attack_until_clear
+
+            asked = options.told(context, attack_once) | {"victims": victims}
+            if auto:
+                del asked["victims"], asked["draws"]
+                asked["max_asr"] = said["max_asr"]
+            result = (attack_until_clear if auto else attack_once)(
+                **asked,
+                keep=folder,
+                progress=lambda done, total: tell("attacking", done, total),
+            )
+        if not leads:
+            _end_of_a_part(result)
+        looked = " (see figures/victims.png)" if result.figures() else ""
+        return _shown(result, context, looked)
+
+
+def _shown(result: "Result", context: typer.Context, beside: str) -> dict[str, Any]:
+    """Writes and prints a result; returns result.json."""
+    from gradaudit.report.tables import attack_table, unseen_table
+
+    folder = context.params["out_folder"]
+    result.save(folder)
+    report = result.to_dict()
+    table = attack_table if "asr" in report["metrics"] else unseen_table
+    as_json = context.params["as_json"]
+    console.show(report, [table(report)], as_json, f"{folder}/{beside}")
+    return report
+
+
+# What the captured updates decide themselves, beside the processes.
+_NOT_CAPTURED = (
+    "type_",
+    "dataset",
+    "draws",
+    "round_",
+    "run",
+    "trust",
+    "line_ups",
+    "params",
+    "looks",
+)
 # What a recorded training decides itself.
 _OF_SIMULATION = (
-    *("defense", "dataset", "draws", "batch_size", "local_steps", "params", "looks"),
+    "defense",
+    "dataset",
+    "draws",
+    "batch_size",
+    "local_steps",
+    "params",
+    "looks",
 )
 
-_OF_CAPTURED = (
-    "truth", "candidates", "place", "learning_rate", "pictures",
-)  # fmt: skip
-# What the captured updates decide themselves.
-_NOT_CAPTURED = (
-    *("type_", "dataset", "draws", "round_", "run", "trust", "line_ups"),
-    *("params", "looks"),
-    *("coordinator", "processes", "process"),
-)
+
+def _refuse_what_has_no_effect(context: typer.Context, auto: bool) -> None:
+    """Raises for an option that an attack on a dataset's victims would ignore."""
+    refuse, said = functools.partial(options.refuse, context), context.params
+    refuse("without --captured", options.CAPTURED)
+    if said["run"] is not None:
+        refuse("with --run, which has its own", *_OF_SIMULATION)
+    else:
+        refuse("without --run", "trust")
+    if auto:
+        refuse("with --victims auto: one each", "draws")
+        if said["max_asr"] is None:
+            raise InputError("--victims auto needs --max-asr, its question")
 
 
 def _count(victims: str) -> int:
@@ -163,91 +211,13 @@ def _count(victims: str) -> int:
         ) from None
 
 
-def attack_and_save(
-    asked: dict[str, Any],
-    folder: pathlib.Path,
-    as_json: bool,
-    overwrite: bool = False,
-    several: tuple[str | None, int | None, int | None] = (None, None, None),
-) -> dict[str, Any]:
-    """Runs the attack with a bar, writes and shows the result; returns it."""
-    if several[2] in (None, 0):  # before anything is waited for
-        console.check_folder(folder)
-    with _together(several, "max_asr" in asked) as leads:
-        if not leads:
-            _attack_a_part(asked)
-        return _attack_and_save(asked, folder, as_json, overwrite)
-
-
-def _attack_and_save(
-    asked: dict[str, Any], folder: pathlib.Path, as_json: bool, overwrite: bool
-) -> dict[str, Any]:
-    console.ready_folder(folder)
-    with console.progress_bar("compiling", asked.get("victims")) as tell:
-        from gradaudit.audit.attack import attack as attack_once
-        from gradaudit.audit.gate import attack_until_clear
-
-        run = attack_until_clear if "max_asr" in asked else attack_once
-        result = run(
-            **asked,
-            keep=folder,
-            overwrite=overwrite,
-            progress=lambda done, total: tell("attacking", done, total),
-        )
-    result.save(folder)
-    report = result.to_dict()
-    if as_json:
-        console.print_json(report)
-    else:
-        from gradaudit.report.tables import attack_table
-
-        console.out.print(attack_table(report))
-        looked = " (see figures/victims.png)" if result.figures() else ""
-        console.out.print(f"written to {folder}/{looked}", markup=False)
-    return report
-
-
-def captured_and_save(
-    asked: dict[str, Any], folder: pathlib.Path, as_json: bool, overwrite: bool
-) -> dict[str, Any]:
-    """Attacks captured updates with a bar, writes and shows the result; returns it."""
-    if asked["model"] is None:
-        raise InputError(
-            "--captured needs the client's model: --model path/to/file.py:build"
-        )
-    console.ready_folder(folder)
-    with console.progress_bar("compiling") as tell:
-        from gradaudit.audit.captured_attack import attack_captured
-
-        result = attack_captured(
-            **asked,
-            keep=folder,
-            overwrite=overwrite,
-            progress=lambda done, total: tell("attacking", done, total),
-        )
-    result.save(folder)
-    report = result.to_dict()
-    if as_json:
-        console.print_json(report)
-        return report
-    from gradaudit.report.tables import attack_table, unseen_table
-
-    scored = "asr" in report["metrics"]
-    console.out.print(attack_table(report) if scored else unseen_table(report))
-    withheld = "" if asked["pictures"] else "; the pictures are withheld (--pictures)"
-    console.out.print(f"written to {folder}/{withheld}", markup=False)
-    return report
-
-
 @contextlib.contextmanager
-def _together(
-    several: tuple[str | None, int | None, int | None], until_clear: bool
-) -> Iterator[bool]:
+def _together(context: typer.Context, until_clear: bool) -> Iterator[bool]:
     """Joins the other processes, if any; yields whether this one is process 0."""
     from gradaudit import machine
 
     machine.configure()
-    machine.join(*several)
+    machine.join(**options.told(context, machine.join))
     try:
         index, count, _ = machine.joined()
         if count != 1 and until_clear:
@@ -260,20 +230,14 @@ def _together(
         machine.leave()
 
 
-def _attack_a_part(asked: dict[str, Any]) -> NoReturn:
-    """Attacks the victims of a process that isn't 0, and ends."""
-    with console.progress_bar("compiling") as tell:
-        from gradaudit.audit.attack import attack as attack_once
-
-        result = attack_once(
-            **asked, progress=lambda done, total: tell("attacking", done, total)
-        )
+def _end_of_a_part(result: "AttackResult") -> NoReturn:
+    """Ends a process that isn't 0, and attacked its part of the victims."""
     done = f"{len(result.scores)} victims were attacked here: process 0 has the result"
     console.err.print(done)
     raise typer.Exit(console.EXIT_INTERRUPTED if result.interrupted else 0)
 
 
-def finish(report: dict[str, Any], max_asr: float | None) -> None:
+def _finish(report: dict[str, Any], max_asr: float | None) -> None:
     """Ends with the contract's exit code, and says why."""
     if report["status"] == "interrupted":
         missing = len(report["victims"]["missing"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradaudit.cli import console, options
+from gradaudit.cli.options import option
 from gradaudit.errors import InputError
 from gradaudit.text import without_plug_ins
 
@@ -31,24 +32,10 @@ Exit codes: 0 done (gates held), 1 a gate is broken, 2 bad input, 3 inconclusive
 can't be decided, or a cell failed), 70 a bug, 130 interrupted (the report covers what
 was done; the same command goes on).
 """
-DEFAULT_FOLDER = pathlib.Path("gradaudit-audit")
 _INIT, _FILE = "init", "audit.toml"
 _GRID, _CELL, _GATES = "The grid", "Each cell", "Gates"
-# Which parameters of the command are fields of AuditPlan, and which of Gates.
-_PLAN = (
-    "title", "datasets", "model", "defenses", "types", "threats", "attacks",
-    "captured", "truth", "victims", "draws", "batch_size", "local_steps", "round_",
-    "iterations", "restarts", "success_rmse", "candidates", "looks", "line_ups",
-    "mechanism_trials", "train_rounds", "seed",
-)  # fmt: skip
-_LIMITS = ("max_asr", "max_line_up", "min_rmse", "max_epsilon", "require_certificate")
 
-
-def _of(panel: str, words: str, *flags: str) -> Any:
-    return typer.Option(*flags, help=words, rich_help_panel=panel)
-
-
-Asked = Annotated[
+PlanFile = Annotated[
     str | None,
     typer.Argument(
         metavar="[FILE.toml|init]",
@@ -64,99 +51,110 @@ InitFile = Annotated[
 ]
 Captured = Annotated[
     str | None,
-    _of(
-        _GRID,
+    option(
         "Updates of your own system: a folder of recordings, or one of such folders "
         "for each run (docs/own-system.md).",
-        "--captured",
+        panel=_GRID,
     ),
 ]
 Truth = Annotated[
     str | None,
-    _of(_GRID, "With --captured: the clients' examples, .npz or a folder.", "--truth"),
+    option("With --captured: the clients' examples, .npz or a folder.", panel=_GRID),
 ]
 Datasets = Annotated[
     list[str] | None,
-    _of(_GRID, "A name, or your own file; again for more.", "--dataset"),
+    option("A name, or your own file; again for more.", "--dataset", panel=_GRID),
 ]
 Model = Annotated[
-    str | None, _of(_GRID, "A model; default: cpl (images), mlp (tables).", "--model")
+    str | None, option("A model; default: cpl (images), mlp (tables).", panel=_GRID)
 ]
 Defenses = Annotated[
     list[str] | None,
-    _of(_GRID, "As fed-cdp:clip=4,sigma=6; again for more.", "--defense"),
+    option("As fed-cdp:clip=4,sigma=6; again for more.", "--defense", panel=_GRID),
 ]
-Types = Annotated[list[int] | None, _of(_GRID, "0, 1 or 2; again for more.", "--type")]
+Types = Annotated[
+    list[int] | None, option("0, 1 or 2; again for more.", "--type", panel=_GRID)
+]
 Threats = Annotated[
     list[str] | None,
-    _of(_GRID, "curious, aware, informed or malicious; again.", "--threat"),
+    option("curious, aware, informed or malicious; again.", "--threat", panel=_GRID),
 ]
 Attacks = Annotated[
     list[str] | None,
-    _of(_GRID, "An attack; default: the strongest of each threat.", "--attack"),
+    option(
+        "An attack; default: the strongest of each threat.", "--attack", panel=_GRID
+    ),
 ]
-Victims = Annotated[int | None, _of(_CELL, "Victims of each attack.")]
-Draws = Annotated[int | None, _of(_CELL, "Networks, victims dealt over them.")]
-BatchSize = Annotated[int | None, _of(_CELL, "Of types 0 and 1.")]
-LocalSteps = Annotated[int | None, _of(_CELL, "Of a client's round.")]
-Round = Annotated[int | None, _of(_CELL, "Rounds of training before it.", "--round")]
-Iterations = Annotated[int | None, _of(_CELL, "The budget of attacks that have one.")]
-Restarts = Annotated[int | None, _of(_CELL, "Independent starts.")]
+Victims = Annotated[int | None, option("Victims of each attack.", panel=_CELL)]
+Draws = Annotated[int | None, option("Networks, victims dealt over them.", panel=_CELL)]
+BatchSize = Annotated[int | None, option("Of types 0 and 1.", panel=_CELL)]
+LocalSteps = Annotated[int | None, option("Of a client's round.", panel=_CELL)]
+Round = Annotated[
+    int | None, option("Rounds of training before it.", "--round", panel=_CELL)
+]
+Iterations = Annotated[
+    int | None, option("The budget of attacks that have one.", panel=_CELL)
+]
+Restarts = Annotated[int | None, option("Independent starts.", panel=_CELL)]
 SuccessRmse = Annotated[
-    float | None, _of(_CELL, "RMSE at which a victim counts as rebuilt.")
+    float | None, option("RMSE at which a victim counts as rebuilt.", panel=_CELL)
 ]
-Candidates = Annotated[int | None, _of(_CELL, "Of a line-up.")]
+Candidates = Annotated[int | None, option("Of a line-up.", panel=_CELL)]
 Looks = Annotated[
-    list[int] | None, _of(_CELL, "Readings in a line-up; the first decides.")
+    list[int] | None, option("Readings in a line-up; the first decides.", panel=_CELL)
 ]
-LineUps = Annotated[int | None, _of(_CELL, "Line-ups of each cell.")]
+LineUps = Annotated[int | None, option("Line-ups of each cell.", panel=_CELL)]
 Trials = Annotated[
-    int | None, _of(_CELL, "Of the test whether the noise is on; 0: none.")
+    int | None, option("Of the test whether the noise is on; 0: none.", panel=_CELL)
 ]
 TrainRounds = Annotated[
-    int | None, _of(_CELL, "Also train under each defense, for accuracy.")
+    int | None, option("Also train under each defense, for accuracy.", panel=_CELL)
 ]
 MaxAsr = Annotated[
-    float | None, _of(_GATES, "No attack may rebuild more of its victims.")
+    float | None, option("No attack may rebuild more of its victims.", panel=_GATES)
 ]
 MaxLineUp = Annotated[
-    float | None, _of(_GATES, "Nobody may pick the victim more often.")
+    float | None, option("Nobody may pick the victim more often.", panel=_GATES)
 ]
 MinRmse = Annotated[
-    float | None, _of(_GATES, "No victim may be rebuilt better than this.")
+    float | None, option("No victim may be rebuilt better than this.", panel=_GATES)
 ]
-MaxEpsilon = Annotated[float | None, _of(_GATES, "Of what is really released.")]
+MaxEpsilon = Annotated[
+    float | None, option("Of what is really released.", panel=_GATES)
+]
 RequireCertificate = Annotated[
     bool,
-    _of(_GATES, "Every cell needs a bound for anybody.", "--require-certificate"),
+    option(
+        "Every cell needs a bound for anybody.", "--require-certificate", panel=_GATES
+    ),
 ]
-Title = Annotated[str | None, typer.Option(help="Of the page.")]
-Seed = Annotated[int | None, typer.Option(help="Everything random follows from it.")]
+Title = Annotated[str | None, option("Of the page.")]
+Seed = Annotated[int | None, option("Everything random follows from it.")]
 Extend = Annotated[
     bool,
-    typer.Option(
-        "--extend",
-        help="Go on in the folder of an audit that asked for other things: equal "
+    option(
+        "Go on in the folder of an audit that asked for other things: equal "
         "cells are kept.",
-        rich_help_panel=options.STOP,
+        "--extend",
+        panel=options.STOP,
     ),
 ]
 Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Python files that FILE names may be run as code."),
+    bool, option("Python files that FILE names may be run as code.", "--trust")
 ]
 IncludeReconstructions = Annotated[
     bool,
-    typer.Option(
+    option(
+        "Show pictures of data that is no public set on the page.",
         "--include-reconstructions",
-        help="Show pictures of data that is no public set on the page.",
     ),
 ]
 
 
+@console.errors_in_words()
 def audit(
     context: typer.Context,
-    asked: Asked = None,
+    file: PlanFile = None,
     new_file: InitFile = None,
     captured: Captured = None,
     truth: Truth = None,
@@ -189,7 +187,7 @@ def audit(
     trust: Trust = False,
     include_reconstructions: IncludeReconstructions = False,
     on: options.On = "auto",
-    out_folder: options.Out = DEFAULT_FOLDER,
+    out_folder: options.Out = pathlib.Path("gradaudit-audit"),
     overwrite: options.Overwrite = False,
     extend: Extend = False,
     as_json: options.Json = False,
@@ -200,29 +198,24 @@ def audit(
     over the file. Cells are kept in --out as they finish: the same command does only
     what is missing.
     """
-    with console.errors_in_words():
-        if asked == _INIT:
-            _init(context, pathlib.Path(_FILE if new_file is None else new_file))
-            return
-        if new_file is not None:
-            raise InputError(f"{new_file!r} is too much: only init takes a file")
-        console.refuse(context, ["trust"] * (asked is None), "without a FILE")
-        console.ready_folder(out_folder)
-        with without_plug_ins(unless=asked is None or trust):
-            result = _run(
-                asked, _said(context, _PLAN), _said(context, _LIMITS), on, out_folder,
-                overwrite, extend, include_reconstructions,
-            )  # fmt: skip
-        _finish(result, out_folder, as_json)
+    if file == _INIT:
+        _init(context, pathlib.Path(_FILE if new_file is None else new_file))
+        return
+    if new_file is not None:
+        raise InputError(f"{new_file!r} is too much: only init takes a file")
+    if file is None:
+        options.refuse(context, "without a FILE", "trust")
+    console.ready_folder(out_folder)
+    with without_plug_ins(unless=file is None or trust):
+        result = _run(context)
+    report = result.to_dict()
+    from gradaudit.report.summary import audit_table
 
-
-def _said(context: typer.Context, names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns what was said on the command line, as an audit names it."""
-    given = {name.rstrip("_"): context.params[name] for name in names}
-    # A flag that is off and an empty list say nothing; 0 is a number.
-    return {
-        k: v for k, v in given.items() if v not in (None, (), []) and v is not False
-    }
+    written = f"{out_folder}/ (open report.html)"
+    console.show(report, [audit_table(report)], as_json, written)
+    _say(report, result.interrupted)
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
 
 
 def _init(context: typer.Context, path: pathlib.Path) -> None:
@@ -231,7 +224,7 @@ def _init(context: typer.Context, path: pathlib.Path) -> None:
     from gradaudit.audit.audit_plan import TEMPLATE
 
     others = [p.name for p in context.command.params if p.param_type_name == "option"]
-    console.refuse(context, filter(None, others), "with init")
+    options.refuse(context, "with init", *filter(None, others))
     try:
         there = path.exists()
     except (OSError, ValueError) as error:
@@ -242,24 +235,16 @@ def _init(context: typer.Context, path: pathlib.Path) -> None:
     console.out.print(f"written: {path}; then: gradaudit audit {path}", markup=False)
 
 
-def _run(
-    file: str | None,
-    given: dict[str, Any],
-    limits: dict[str, Any],
-    on: str,
-    folder: pathlib.Path,
-    overwrite: bool,
-    extend: bool,
-    include_reconstructions: bool,
-) -> "AuditResult":
+def _run(context: typer.Context) -> "AuditResult":
+    """Audits what the file asks for, and what the command line says over it."""
     with console.progress_bars("reading", "") as (overall, within):
         from gradaudit.audit.audit import audit as run_audit
         from gradaudit.audit.audit_gates import Gates
         from gradaudit.audit.audit_plan import AuditPlan, changed, read_plan
 
-        plan, gates = AuditPlan(), Gates()
-        if file is not None:
-            plan, gates = read_plan(pathlib.Path(file))
+        said, plan, gates = context.params, AuditPlan(), Gates()
+        if said["file"] is not None:
+            plan, gates = read_plan(pathlib.Path(said["file"]))
 
         def tell(cells: float, total: int, name: str, done: int, of: int) -> None:
             # Within a cell the bar moves on, so that the time left is one.
@@ -267,51 +252,34 @@ def _run(
             within(name, done, of)
 
         return run_audit(
-            changed(plan, given),
-            gates=dataclasses.replace(gates, **limits),
-            out=folder,
-            overwrite=overwrite,
-            extend=extend,
-            include_reconstructions=include_reconstructions,
+            changed(plan, options.changes(context, AuditPlan)),
+            gates=dataclasses.replace(gates, **options.changes(context, Gates)),
+            out=said["out_folder"],
             progress=tell,
-            on=on,
+            **options.told(context, run_audit),
         )
 
 
-def _show(result: "AuditResult", folder: pathlib.Path, as_json: bool) -> None:
-    if as_json:
-        console.print_json(result.to_dict())
-        return
-    from gradaudit.report.summary import audit_table
-
-    console.out.print(audit_table(result.to_dict()))
-    console.out.print(f"written to {folder}/ (open report.html)", markup=False)
-
-
-def _finish(result: "AuditResult", folder: pathlib.Path, as_json: bool) -> None:
-    """Shows it, ends with the contract's exit code, and says why."""
-    _show(result, folder, as_json)
-    document = result.to_dict()
-    cells, gates = document["cells"], document["gates"]
-    if result.interrupted:
+def _say(report: dict[str, Any], interrupted: bool) -> None:
+    """Says what is missing, and what came of the gates."""
+    cells, gates = report["cells"], report["gates"]
+    if interrupted:
         left = sum(cell["status"] != "done" for cell in cells)
         console.err.print(
             f"[yellow]interrupted[/]: {left} of {len(cells)} cells are not done; the "
             "same command goes on"
         )
-    failed = [cell["name"] for cell in cells if cell["status"] == "failed"]
+    failed = sum(cell["status"] == "failed" for cell in cells)
     if failed:
-        console.err.print(f"[red]failed[/]: {len(failed)} cells; see above or the page")
+        console.err.print(f"[red]failed[/]: {failed} cells; see above or the page")
     said = {
         "held": "[green]gates held[/]",
         "broken": "[red]gate broken[/]",
         "unclear": "[yellow]inconclusive[/]",
     }.get(gates["verdict"])
     if said:
-        counts = [c["verdict"] for c in gates["checks"]]
+        counts = [check["verdict"] for check in gates["checks"]]
         words = ", ".join(
             f"{counts.count(each)} {each}" for each in ("broken", "unclear", "held")
         )
         console.err.print(f"{said}: {words}")
-    if result.exit_code:
-        raise typer.Exit(result.exit_code)

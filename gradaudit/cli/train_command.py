@@ -1,12 +1,14 @@
 """`gradaudit train`: what a defense costs in accuracy, time and privacy budget."""
 
-import dataclasses
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from gradaudit.cli import console, options
+from gradaudit.cli.options import option
 
 if TYPE_CHECKING:
     from gradaudit.federation.setting import Setting
@@ -28,76 +30,110 @@ gradaudit attack --dataset mnist --model cnn --params runs/mnist/parameters.npz
 
 gradaudit account --log runs/mnist/rounds.csv --target-accuracy 0.9
 """
+_SPEED = "Speed"
+
+SplitDataset = Annotated[str, option("A dataset with a train and a test split.")]
+Model = Annotated[str | None, option("A model; default: cnn (images), mlp (tables).")]
+Standardize = Annotated[
+    bool, option("Features to mean 0, deviation 1.", "--standardize")
+]
+StatisticsWord = Annotated[
+    str,
+    option(
+        "Of --standardize: private (no epsilon counts them), or public (those of "
+        "the server's --public-examples)."
+    ),
+]
+Centralized = Annotated[
+    bool, option("One client with all data, a step a round.", "--centralized")
+]
+LearningRate = Annotated[
+    float | None, option("The clients' step size.", panel=options.SETTING)
+]
+OptimizerWord = Annotated[str | None, option("sgd or adam.", panel=options.SETTING)]
+WeightingWord = Annotated[
+    str | None, option("uniform or examples.", panel=options.SETTING)
+]
+PublicExamples = Annotated[
+    int,
+    option(
+        "The server fine-tunes on this many examples of its own.", panel=options.SETTING
+    ),
+]
+TargetAccuracy = Annotated[float | None, option("Stop here.", panel=options.STOP)]
+TargetEpsilon = Annotated[
+    float | None, option("Stop before what is spent exceeds this.", panel=options.STOP)
+]
+Delta = Annotated[float, option("Of epsilon.", panel=options.STOP)]
+Resume = Annotated[
+    bool,
+    option(
+        "Go on from the checkpoint in --out, or fail.", "--resume", panel=options.STOP
+    ),
+]
+EvaluateEvery = Annotated[
+    int | None, option("Rounds between two validations.", panel=_SPEED)
+]
+RecordEvery = Annotated[
+    int | None,
+    option(
+        "Keep every so many rounds for `attack --run` (default: 1, 2, 4, 8 ... and "
+        "the last).",
+        panel=_SPEED,
+    ),
+]
+Chunk = Annotated[
+    int | None,
+    option(
+        "Clients vectorised together (default: what a core's cache holds).",
+        panel=_SPEED,
+    ),
+]
 
 
+@console.errors_in_words()
 def train(
-    dataset: options.SplitDataset = "digits",
+    context: typer.Context,
+    dataset: SplitDataset = "digits",
     defense: options.Defense = "none",
-    model: options.Model = None,
-    standardize: options.Standardize = False,
-    statistics: options.StatisticsWord = "private",
-    centralized: options.Centralized = False,
+    model: Model = None,
+    standardize: Standardize = False,
+    statistics: StatisticsWord = "private",
+    centralized: Centralized = False,
     clients: options.Clients = None,
     clients_per_round: options.ClientsPerRound = None,
     local_steps: options.LocalSteps = None,
     batch_size: options.BatchSize = None,
     examples: options.Examples = None,
-    learning_rate: options.LearningRate = None,
-    optimizer: options.OptimizerWord = None,
-    weighting: options.WeightingWord = None,
+    learning_rate: LearningRate = None,
+    optimizer: OptimizerWord = None,
+    weighting: WeightingWord = None,
     partition: options.PartitionWord = None,
     selection: options.SelectionWord = None,
     batches: options.BatchesWord = None,
-    public_examples: options.PublicExamples = 0,
+    public_examples: PublicExamples = 0,
     rounds: options.Rounds = None,
-    target_accuracy: options.TargetAccuracy = None,
-    target_epsilon: options.TargetEpsilon = None,
-    delta: options.Delta = 1e-5,
-    resume: options.Resume = False,
+    target_accuracy: TargetAccuracy = None,
+    target_epsilon: TargetEpsilon = None,
+    delta: Delta = 1e-5,
+    resume: Resume = False,
     overwrite: options.Overwrite = False,
-    evaluate_every: options.EvaluateEvery = None,
-    record_every: options.RecordEvery = None,
-    chunk: options.Chunk = None,
+    evaluate_every: EvaluateEvery = None,
+    record_every: RecordEvery = None,
+    chunk: Chunk = None,
     seed: options.Seed = 0,
     out_folder: options.Out = pathlib.Path("gradaudit-train"),
     as_json: options.Json = False,
 ) -> None:
     """Train under a defense: accuracy, epsilon, cost, and the gradient's norm."""
-    with console.errors_in_words():
-        numbers = {
-            "clients": clients, "clients_per_round": clients_per_round,
-            "local_steps": local_steps, "batch_size": batch_size,
-            "examples": examples, "learning_rate": learning_rate, "rounds": rounds,
-        }  # fmt: skip
-        words = {
-            "optimizer": optimizer, "weighting": weighting, "partition": partition,
-            "selection": selection, "batches": batches,
-        }  # fmt: skip
-        setting = _setting(dataset, centralized, numbers, words)
-        if evaluate_every is None:
-            evaluate_every = max(1, setting.rounds // 100)
-        report = _run(
-            setting, statistics, dataset=dataset, defense=defense, model=model,
-            standardize=standardize, public_examples=public_examples, seed=seed,
-            target_accuracy=target_accuracy, target_epsilon=target_epsilon,
-            delta=delta, evaluate_every=evaluate_every, record=record_every,
-            chunk=chunk, out=console.ready_folder(out_folder), resume=resume,
-            overwrite=overwrite,
-        )  # fmt: skip
-        if as_json:
-            console.print_json(report)
-        else:
-            _print(report, out_folder)
-        if report["status"] == "interrupted":
-            raise typer.Exit(console.EXIT_INTERRUPTED)
-
-
-def _run(setting: "Setting", statistics: str, **arguments: Any) -> dict[str, Any]:
-    """Trains behind a progress bar; returns result.json."""
     from gradaudit.audit.train import train as run
     from gradaudit.audit.training_plan import Statistics
 
-    whose = console.word("statistics", statistics, Statistics)
+    setting = _setting(context)
+    whose = options.word("statistics", statistics, Statistics)
+    if evaluate_every is None:
+        evaluate_every = max(1, setting.rounds // 100)
+    folder = console.ready_folder(out_folder)
     with console.progress_bar("compiling", setting.rounds) as tell:
 
         def show(progress: "Progress") -> None:
@@ -108,44 +144,36 @@ def _run(setting: "Setting", statistics: str, **arguments: Any) -> dict[str, Any
                     text = f"accuracy {last.accuracy:.3f}, {text}"
                 tell(text, last.round, setting.rounds)
 
-        result = run(setting=setting, statistics=whose, on_round=show, **arguments)
-    return result.to_dict()
+        asked = options.told(context, run)
+        result = run(
+            **asked | {"statistics": whose, "evaluate_every": evaluate_every},
+            setting=setting,
+            record=record_every,
+            out=folder,
+            on_round=show,
+        )
+    report = result.to_dict()
+    if as_json:
+        console.print_json(report)
+    else:
+        _print(report, folder)
+    if report["status"] == "interrupted":
+        raise typer.Exit(console.EXIT_INTERRUPTED)
 
 
-def _setting(
-    dataset: str,
-    centralized: bool,
-    numbers: dict[str, Any],
-    words: dict[str, str | None],
-) -> "Setting":
+def _setting(context: typer.Context) -> "Setting":
     """Returns the dataset's setting with what the command line changes."""
     from gradaudit.audit.training_plan import centralized_setting, default_setting
     from gradaudit.data import load_dataset
-    from gradaudit.data.partition import parse_partition
-    from gradaudit.federation.setting import Batches, Optimizer, Selection, Weighting
 
-    members = {
-        "optimizer": Optimizer,
-        "weighting": Weighting,
-        "selection": Selection,
-        "batches": Batches,
-    }
-    changes = {name: value for name, value in numbers.items() if value is not None}
-    for name, text in words.items():
-        if text is not None:
-            kind = members.get(name)
-            value = console.word(name, text, kind) if kind else parse_partition(text)
-            changes[name] = value
+    dataset = context.params["dataset"]
     setting = default_setting(dataset)
-    if centralized:
+    if context.params["centralized"]:
         setting = centralized_setting(len(load_dataset(dataset, "train")))
-    return dataclasses.replace(setting, **changes)
+    return options.changed_setting(context, setting)
 
 
 def _print(report: dict[str, Any], folder: pathlib.Path) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     config, metrics = report["config"], report["metrics"]
     table = Table(title="training", title_justify="left", show_header=False)
     table.add_row("dataset, model", escape(f"{config['dataset']}, {config['model']}"))
@@ -168,6 +196,5 @@ def _print(report: dict[str, Any], folder: pathlib.Path) -> None:
     console.out.print(table)
     for sentence in report["limitations"]:
         console.out.print(f"[dim]{escape(sentence)}[/]", soft_wrap=True)
-    console.out.print(
-        f"written to {escape(str(folder))}/ (see curve.png)", soft_wrap=True
-    )
+    where = f"written to {folder}/ (see curve.png)"
+    console.out.print(where, markup=False, soft_wrap=True)

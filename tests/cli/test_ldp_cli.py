@@ -8,11 +8,9 @@ import sys
 import time
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from gradaudit import machine
-from gradaudit.cli import console
 from gradaudit.cli.app import app
 from gradaudit.distinguish import any_mechanism
 from gradaudit.distinguish import ldp_sgd as report_module
@@ -86,8 +84,7 @@ def test_json_is_all_of_stdout_and_runs_again(gradaudit):
 
 @pytest.mark.parametrize("columns", [40, pytest.param(80, marks=pytest.mark.slow)])
 def test_names_and_numbers_are_never_cut(gradaudit, monkeypatch, tmp_path, columns):
-    wide = Console(file=console.out.file, highlight=False, width=columns)
-    monkeypatch.setattr(console, "out", wide)
+    monkeypatch.setenv("COLUMNS", str(columns))
     words = ("--box", "white", "--trials", "2000", "--model", "mlp", "--norms", "0.5,1")
     longest = "input-perturbation,parameter-retrogression,dummy-gradient"
     shown = gradaudit(*words, "--adversary", longest).stdout

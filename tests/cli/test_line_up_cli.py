@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from gradaudit.audit import least_noise
 from gradaudit.audit.line_up_cells import LineUps
 from gradaudit.cli.app import app
-from gradaudit.cli.line_up_command import numbers
+from gradaudit.cli.options import numbers
 from gradaudit.errors import InputError
 from gradaudit.federation.training import Stopped
 
@@ -170,7 +170,7 @@ def test_bad_input_ends_with_2_and_words(words, says, tmp_path):
 def test_lists_of_numbers():
     assert numbers("--looks", "1,10, 100", int) == [1, 10, 100]
     assert numbers("--sigmas", "", float) == []
-    with pytest.raises(InputError, match="--sigmas takes numbers"):
+    with pytest.raises(InputError, match="--sigmas must be numbers"):
         numbers("--sigmas", "a", float)
 
 
