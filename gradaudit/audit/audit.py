@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rich.console import Console
+
 from gradaudit import files, machine
 from gradaudit.audit.audit_cells import DONE, INTERRUPTED, failed, finished, run_cell
 from gradaudit.audit.audit_document import assemble
@@ -88,7 +90,7 @@ class AuditResult(Result):
 
     def show(self) -> None:
         """Prints what the command line prints."""
-        summary.print_audit(self.document)
+        Console(highlight=False).print(summary.audit_table(self.document))
 
 
 def audit(

@@ -17,7 +17,7 @@ from gradaudit.errors import InputError
 from gradaudit.report import figures
 from gradaudit.report.drawing import size, svg, visible
 from gradaudit.report.pictures import films, strip, strips_of
-from gradaudit.report.result import AUDIT, Result, Saved, kind_of
+from gradaudit.report.result import Result, Saved, kind_of
 from gradaudit.report.verdict import (
     CERTIFIED,
     FAILED,
@@ -54,6 +54,13 @@ _SECTIONS = (
     ("limitations", "Limitations"),
     ("repeat", "Repeat"),
 )
+# By command: what kind of cell it would be; there is no verdict on the others.
+_JUDGED = {
+    "attack": "attack",
+    "attack-gate": "attack",
+    "attack-captured": "attack",
+    "line-up": "line-up",
+}
 _FIGURES: tuple[tuple[str, str, Callable[[Result], Any]], ...] = (
     ("resilience", "Rebuilt, at every threshold", figures.resilience),
     ("line-up", "Measured against certified", figures.line_up),
@@ -74,20 +81,18 @@ def page(
       include_reconstructions: show pictures of data that is no public set.
     """
     saved = Saved(document, folder)
-    whole = saved.is_audit
-    values = _audit(saved, include_reconstructions) if whole else (
-        _result(saved, include_reconstructions)
-    )  # fmt: skip
-    common = {
+    told = _audit if saved.is_audit else _result
+    values = {
         "version": __version__,
         "css": _CSS,
         "signs": _SIGNS,
         "gate_css": _GATES,
         "spec": _spec(document),
         "seed": document["spec"]["arguments"].get("seed", 0),
+        **told(saved, include_reconstructions),
     }
-    template = _environment().get_template("audit.html" if whole else "result.html")
-    text: str = template.render(**common | values)
+    name = "audit.html" if saved.is_audit else "result.html"
+    text: str = _environment().get_template(name).render(values)
     return text
 
 
@@ -110,8 +115,8 @@ def _environment() -> Any:
 def _audit(saved: Saved, include: bool) -> Plain:
     document = saved.to_dict()
     head = document["headline"]
-    shown, withheld = _public(document["cells"], include)
-    figures = list(_drawn(saved))
+    cells = document["cells"]
+    shown, withheld = _public(cells, include)
     gated = bool(document["gates"]["checks"])
     return {
         "title": document["title"],
@@ -124,12 +129,10 @@ def _audit(saved: Saved, include: bool) -> Plain:
         "grids": list(_grids(document)),
         "strips": list(strips_of(saved, shown)),
         "withheld": withheld,
-        "figures": figures,
-        "threats": _threats(document["cells"]),
-        "places": sorted(
-            {c["type"]: c["place"] for c in document["cells"]}.items(), reverse=True
-        ),
-        "several": len({c["dataset"]["text"] for c in document["cells"]}) > 1,
+        "figures": list(_drawn(saved)),
+        "threats": _threats(cells),
+        "places": sorted({c["type"]: c["place"] for c in cells}.items(), reverse=True),
+        "several": len({c["dataset"]["text"] for c in cells}) > 1,
     }
 
 
@@ -161,20 +164,19 @@ def _withheld(name: str) -> str:
     )
 
 
-def _drawn(saved: Saved, figures: Any = _FIGURES) -> Iterator[Plain]:
+def _drawn(saved: Saved) -> Iterator[Plain]:
     """Yields the figures that can be drawn, as elements of the page."""
-    for name, title, draw in figures:
+    for name, title, draw in _FIGURES:
         try:
             figure = draw(saved)
         except InputError:  # nothing of the kind was measured
             continue
-        finding = figure.get_label()
         figure.suptitle("")  # the page says it, in letters of its own
         width, height = size(figure)
         yield {
             "name": f"figure-{name}",
             "title": title,
-            "finding": finding,
+            "finding": figure.get_label(),
             "svg": _element(svg(figure, name), f"figure-{name}", width, height),
         }
 
@@ -192,8 +194,7 @@ def _element(drawing: str, name: str, width: int, height: int) -> Any:
 def _grids(document: Plain) -> Iterator[Plain]:
     """Yields a table for each data set: who reads what, against each defense."""
     cells = {cell["id"]: cell for cell in document["cells"]}
-    names = dict.fromkeys(c["dataset"]["text"] for c in document["cells"])
-    for name in names:
+    for name in dict.fromkeys(c["dataset"]["text"] for c in document["cells"]):
         mine = [c for c in document["cells"] if c["dataset"]["text"] == name]
         defenses = list({c["defense"]["text"]: c["defense"] for c in mine}.values())
         rows: dict[tuple[int, str], dict[str, Plain]] = {}
@@ -235,14 +236,11 @@ def _entry(cell: Plain, other: Plain | None) -> Plain:
 
 def _same(cell: Plain, other: Plain) -> str:
     """Says whose figures these are: of an adversary that reads and knows the same."""
-    parts = []
-    if cell["type"] != other["type"]:
-        parts.append(f"type {other['type']}")
-    if cell["threat"]["name"] != other["threat"]["name"]:
-        parts.append(other["threat"]["name"])
-    if cell["defense"]["text"] != other["defense"]["text"]:
-        parts.append(f"under {other['defense']['text']}")
-    return ", ".join(parts)
+    mine, theirs = (
+        (f"type {c['type']}", c["threat"]["name"], f"under {c['defense']['text']}")
+        for c in (cell, other)
+    )
+    return ", ".join(b for a, b in zip(mine, theirs, strict=True) if a != b)
 
 
 def _threats(cells: Sequence[Plain]) -> list[Plain]:
@@ -250,28 +248,17 @@ def _threats(cells: Sequence[Plain]) -> list[Plain]:
     for cell in cells:
         threat = cell["threat"]
         looks = threat.get("looks", 1)
-        times = looks if isinstance(looks, list) else [looks]
-        found.setdefault(
-            threat["name"],
-            {
-                "name": threat["name"],
-                "knows": threat["knows"],
-                "alters": threat["alters"],
-                "looks": ", ".join(
-                    f"{n} time{'s' * (n != 1)}" for n in dict.fromkeys(times)
-                ),
-            },
-        )
+        times = dict.fromkeys(looks if isinstance(looks, list) else [looks])
+        said = ", ".join(f"{n} time{'s' * (n != 1)}" for n in times)
+        found.setdefault(threat["name"], threat | {"looks": said})
     return list(found.values())
 
 
 def _spec(document: Plain) -> Plain:
-    spec = document["spec"]
-    whole = kind_of(document) == AUDIT
-    file = "audit.json" if whole else "result.json"
+    file = kind_of(document)
     return {
         "commands": f"gradaudit run {file}\ngradaudit report {file}",
-        "text": json.dumps(spec, indent=1),
+        "text": json.dumps(document["spec"], indent=1),
     }
 
 
@@ -303,13 +290,11 @@ def _result(saved: Saved, include: bool) -> Plain:
 
 def _one_verdict(document: Plain) -> Plain | None:
     """Returns the verdict on one attack or line-up; the others have none."""
-    command = document["spec"]["command"]
-    kinds = dict.fromkeys(("attack", "attack-gate", "attack-captured"), "attack")
-    kinds["line-up"] = "line-up"
-    if command not in kinds:
+    kind = _JUDGED.get(document["spec"]["command"])
+    if kind is None:
         return None
     cell = {
-        "kind": kinds[command],
+        "kind": kind,
         "method": document["about"].get("method", ""),
         "threat": document["threat"]["name"],
     }

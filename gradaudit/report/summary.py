@@ -6,9 +6,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+
+from gradaudit.report.verdict import epsilon_in_words, in_words
 
 Plain = dict[str, Any]
 
@@ -24,23 +26,18 @@ _COLOURS = {
 }
 
 
-def print_audit(document: Plain) -> None:
-    """Prints what the command line prints."""
-    Console(highlight=False).print(audit_table(document))
-
-
 def audit_table(document: Plain) -> Group:
     """Returns the verdict, the grid types x defenses, and what does not hold."""
     head = document["headline"]
-    parts: list[RenderableType] = [
-        f"{_coloured(head['verdict'])}: {escape(head['sentence'])}",
-    ]
+    verdict = f"{_coloured(head['verdict'])}: {escape(head['sentence'])}"
+    parts: list[RenderableType] = [verdict]
     parts += [f"[red]no guarantee[/]: {escape(claim_line(c))}" for c in head["claims"]]
     if head["control"]:
         parts.append(escape(head["control"]))
     for dataset in dict.fromkeys(c["dataset"]["text"] for c in document["cells"]):
         parts.append(_grid(document, dataset))
-    parts += [_epsilons(document)] if document["accounting"] else []
+    if document["accounting"]:
+        parts.append(_epsilons(document))
     for row in document["mechanism"]:
         words = f"is the noise of {row['defense']} on? {row['sentence']}"
         parts.append(escape(words))
@@ -71,8 +68,8 @@ def _grid(document: Plain, dataset: str) -> Table:
     rows: dict[tuple[int, str], dict[str, list[Plain]]] = {}
     for cell in cells:
         key = cell["type"], cell["threat"]["name"]
-        row = rows.setdefault(key, {})
-        row.setdefault(cell["defense"]["text"], []).append(cell)
+        defense = cell["defense"]["text"]
+        rows.setdefault(key, {}).setdefault(defense, []).append(cell)
     for (leakage, threat), row in rows.items():
         shown = ["\n".join(map(_short, row.get(name, []))) for name in defenses]
         table.add_row(str(leakage), escape(threat), *shown)
@@ -106,18 +103,13 @@ def _epsilons(document: Plain) -> Table:
     return table
 
 
-def epsilon_in_words(value: float | str) -> str:
-    """Returns a number, or inf."""
-    return value if isinstance(value, str) else f"{value:.3g}"
-
-
 def rows(document: Plain) -> list[Plain]:
     """Returns cells.csv."""
     found = []
     for cell in document["cells"]:
         verdict, metrics = cell["verdict"], cell["metrics"]
-        rate = verdict["rate"] or {"value": None, "low": None, "high": None}
-        rmse = metrics["rmse"] if metrics else {"median": None, "best": None}
+        rate = verdict["rate"] or {}
+        rmse = metrics["rmse"] if metrics else {}
         found.append(
             {
                 "id": cell["id"],
@@ -129,12 +121,12 @@ def rows(document: Plain) -> list[Plain]:
                 "method": cell["attack"]["method"],
                 "status": cell["status"],
                 "verdict": verdict["kind"],
-                "rate": rate["value"],
-                "low": rate["low"],
-                "high": rate["high"],
+                "rate": rate.get("value"),
+                "low": rate.get("low"),
+                "high": rate.get("high"),
                 "guess": verdict["guess"],
                 "certified": verdict["certified"],
-                "rmse_median": rmse["median"],
+                "rmse_median": rmse.get("median"),
                 "rmse_best": rmse.get("best"),
             }
         )
@@ -174,10 +166,7 @@ def _markdown_row(cell: Plain) -> Iterator[str]:
     rate, bound = verdict["rate"], verdict["certified"]
     yield _plain_words(cell["name"])
     yield verdict["kind"]
-    known = rate is not None and rate["value"] is not None
-    yield (
-        f"{rate['value']:.2f} [{rate['low']:.2f}, {rate['high']:.2f}]" if known else "–"
-    )
+    yield "–" if rate is None or rate["value"] is None else in_words(rate)
     yield "–" if bound is None else f"{bound:.2f}"
 
 
@@ -198,12 +187,15 @@ def junit(document: Plain) -> str:
         (f"{c['gate']}: {c['subject']}", c["verdict"], c["sentence"]) for c in checks
     ]
     _suite(suites, "gates", tests)
-    ends = {"done": "held", "failed": "unclear", "missing": "unclear"}
-    cells = [
-        (c["name"], ends.get(c["status"], "unclear"), c["verdict"]["sentence"])
-        for c in document["cells"]
+    tests = [
+        (
+            cell["name"],
+            "held" if cell["status"] == "done" else "unclear",
+            cell["verdict"]["sentence"],
+        )
+        for cell in document["cells"]
     ]
-    _suite(suites, "cells", cells)
+    _suite(suites, "cells", tests)
     ElementTree.indent(suites)
     text = ElementTree.tostring(suites, encoding="unicode", xml_declaration=False)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
@@ -212,13 +204,15 @@ def junit(document: Plain) -> str:
 def _suite(
     parent: ElementTree.Element, name: str, tests: list[tuple[str, str, str]]
 ) -> None:
-    counts = {
-        "tests": len(tests),
-        "failures": sum(verdict == "broken" for _, verdict, _ in tests),
-        "errors": sum(verdict == "unclear" for _, verdict, _ in tests),
-    }
-    plain = {key: str(value) for key, value in counts.items()}
-    suite = ElementTree.SubElement(parent, "testsuite", {"name": name} | plain)
+    verdicts = [verdict for _, verdict, _ in tests]
+    suite = ElementTree.SubElement(
+        parent,
+        "testsuite",
+        name=name,
+        tests=str(len(tests)),
+        failures=str(verdicts.count("broken")),
+        errors=str(verdicts.count("unclear")),
+    )
     for test, verdict, sentence in tests:
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"gradaudit.{name}", name=_xml(test)
@@ -234,9 +228,5 @@ def _suite(
 def _xml(text: str) -> str:
     """Returns text without what XML can't hold: control characters, half pairs."""
     whole = text.encode("utf-8", "replace").decode()
-    return "".join(
-        letter if letter in "\t\n\r" or " " <= letter <= "\ud7ff" or letter > "\udfff"
-        else "?"
-        for letter in whole
-        if letter not in "\ufffe\uffff"
-    )  # fmt: skip
+    known = re.sub("[\ufffe\uffff]", "", whole)
+    return re.sub("[^\t\n\r\x20-\U0010ffff]", "?", known)

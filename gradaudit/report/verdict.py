@@ -19,6 +19,7 @@ FAILED, MISSING = "failed", "missing"
 ORDER = (LEAKS, FAILED, MISSING, UNSHOWN, CERTIFIED)
 WORTH = 0.5  # a bound above it says less than "rather not"
 _DOUBT = 0.025
+_RATE = ("value", "low", "high", "interval")
 
 PLACES = {
     2: "one example's gradient, at the client",
@@ -40,18 +41,22 @@ def verdict_of(cell: Plain, outcome: Plain | None) -> Plain:
         said = "It was not run."
         if outcome and outcome["error"]:
             said = f"It could not be run: {outcome['error']}"
-        return _verdict(kind, said, None, None, None, "nothing")
-    of = {"attack": _of_attack, "line-up": _of_line_up}
-    return of[cell["kind"]](cell, outcome["result"])
+        return _verdict(kind, said)
+    result = outcome["result"]
+    if cell["kind"] == "line-up":
+        return _of_line_up(result)
+    if "determined" in result["metrics"]:
+        return _of_unseen(cell, result)
+    return _of_attack(cell, result)
 
 
 def _verdict(
     kind: str,
     sentence: str,
-    rate: Plain | None,
-    guess: float | None,
-    certified: float | None,
-    tried: str,
+    rate: Plain | None = None,
+    guess: float | None = None,
+    certified: float | None = None,
+    tried: str = "nothing",
 ) -> Plain:
     return {
         "kind": kind,
@@ -82,10 +87,8 @@ def beats(successes: int, trials: int, rate: float, doubt: float = _DOUBT) -> bo
 
 
 def _of_attack(cell: Plain, result: Plain) -> Plain:
-    if "determined" in result["metrics"]:
-        return _of_unseen(cell, result)
     asr, (won, asked) = result["metrics"]["asr"], successes(result)
-    rate = {key: asr[key] for key in ("value", "low", "high", "interval")}
+    rate = {key: asr[key] for key in _RATE}
     guess = asr["guess"] or 0.0
     bound = (result.get("certificate") or {}).get("value")
     iterations = result["metrics"]["iterations"]["cap"]
@@ -125,7 +128,7 @@ def _of_attack(cell: Plain, result: Plain) -> Plain:
 def _of_unseen(cell: Plain, result: Plain) -> Plain:
     """Of captured updates without a truth: what they determine leaks."""
     found, asked = result["metrics"]["determined"], result["victims"]["asked"]
-    rate = {key: found[key] for key in ("value", "low", "high", "interval")}
+    rate = {key: found[key] for key in _RATE}
     won = sum(row["determined"] for row in result["metrics"]["updates"])
     tried = (
         f"{cell['method']}, {cell['threat']}, {result['about']['restarts']} starts, "
@@ -140,7 +143,7 @@ def _of_unseen(cell: Plain, result: Plain) -> Plain:
     return _verdict(kind, f"{said}.", rate, 0.0, None, tried)
 
 
-def _of_line_up(cell: Plain, result: Plain) -> Plain:
+def _of_line_up(result: Plain) -> Plain:
     rows = result["metrics"]["cells"]
     first, broken = rows[0], result["metrics"]["certificate_broken"]
     rate, guess = first["measured"], first["guessing"]
@@ -172,6 +175,11 @@ def in_words(rate: Plain) -> str:
     return f"{value:.2f} [{rate['low']:.2f}, {rate['high']:.2f}]"
 
 
+def epsilon_in_words(value: float | str) -> str:
+    """Returns a number, or the word inf."""
+    return value if isinstance(value, str) else f"{value:.3g}"
+
+
 def worst(cells: Sequence[Plain]) -> Plain | None:
     """Returns the cell (of audit.json) that decides; None of none."""
     return min(cells, key=_badness, default=None)
@@ -195,16 +203,14 @@ def headline(cells: Sequence[Plain], claims: Sequence[Plain]) -> Plain:
     subjects = [cell for cell in cells if not cell["defense"]["control"]]
     controls = [cell for cell in cells if cell["defense"]["control"]]
     decides = worst(subjects)
-    counts = {kind: 0 for kind in ORDER}
-    for cell in subjects:
-        counts[cell["verdict"]["kind"]] += 1
+    kinds = [cell["verdict"]["kind"] for cell in subjects]
     return {
         "verdict": MISSING if decides is None else decides["verdict"]["kind"],
         "sentence": _sentence(decides, len(subjects)),
         "cell": None if decides is None else decides["id"],
         "claims": list(claims),
         "control": _control(controls),
-        "counts": counts,
+        "counts": {kind: kinds.count(kind) for kind in ORDER},
     }
 
 
@@ -270,23 +276,21 @@ def claims_of(
     found = []
     if accounting is not None and not accounting["guarantee"]["valid"]:
         epsilon = accounting["epsilon"]
-        claimed, holds = _number(epsilon["claimed"]), _number(epsilon["effective"])
+        claimed = epsilon_in_words(epsilon["claimed"])
+        holds = epsilon_in_words(epsilon["effective"])
         reasons = " ".join(accounting["guarantee"]["reasons"])
-        finite = epsilon["claimed"] != "inf"
-        said = (
-            f"The claim of epsilon = {claimed} is no guarantee."
-            if finite
-            else "There is no guarantee to claim."
-        )
-        ending = (
-            f"What holds is epsilon = {holds}."
-            if epsilon["effective"] != "inf"
-            else "No finite epsilon holds."
-        )
+        said = f"The claim of epsilon = {claimed} is no guarantee."
+        if claimed == "inf":
+            said = "There is no guarantee to claim."
+        ending = f"What holds is epsilon = {holds}."
+        if holds == "inf":
+            ending = "No finite epsilon holds."
         found.append(f"{said} {reasons} {ending}")
     if mechanism is not None and "findings" in mechanism.get("metrics", {}):
-        findings = mechanism["metrics"]["findings"]
-        found += [f"{_up(each['sentence'])}." for each in findings if each["against"]]
+        for each in mechanism["metrics"]["findings"]:
+            sentence = each["sentence"]
+            if each["against"]:
+                found.append(f"{sentence[:1].upper()}{sentence[1:]}.")
     elif mechanism is not None:
         result = mechanism["result"]
         bound, exact = result["lower_bound"], result["closed_form"]
@@ -297,11 +301,3 @@ def claims_of(
                 f">= {bound:.2f} where it amounts to {exact:.2f}."
             )
     return found
-
-
-def _up(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.3g}"
