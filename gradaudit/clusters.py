@@ -92,9 +92,11 @@ def _local(where: str, share: Share) -> Executor:
         return in_this_process
     said = "JAX_NUM_CPU_DEVICES" in os.environ  # whoever says so knows why
     cpus = share.cpus or (None if said else max(1, cores // count))
-    return functools.partial(
-        on_engine, functools.partial(Processes, count, cpus, share.gpus)
-    )
+    return _on(Processes, count, cpus, share.gpus)
+
+
+def _on(engine: Callable[..., Engine], *arguments: Any) -> Executor:
+    return functools.partial(on_engine, functools.partial(engine, *arguments))
 
 
 def _auto(where: str, share: Share) -> Executor:
@@ -117,12 +119,6 @@ def _has_device() -> bool:
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms != "cpu"
     return any(os.path.exists(f"/dev/{name}") for name in _ACCELERATORS)
-
-
-def _of_cluster(engine: Callable[[str, Share], Engine]) -> Callable[..., Executor]:
-    return lambda where, share: functools.partial(
-        on_engine, functools.partial(engine, where, share)
-    )
 
 
 def _needed(module: str, extra: str) -> Any:
@@ -375,6 +371,6 @@ class Ray:
 _PLACES: dict[str, Callable[[str, Share], Executor]] = {
     "auto": _auto,
     "local": _local,
-    "dask": _of_cluster(Dask),
-    "ray": _of_cluster(Ray),
+    "dask": functools.partial(_on, Dask),
+    "ray": functools.partial(_on, Ray),
 }

@@ -65,30 +65,23 @@ class Evidence:
     def scaled(self, factors: list[jax.Array | float]) -> "Evidence":
         """Returns each unit's tensors times their factors, (units,) or a number."""
 
+        def wide(factor: jax.Array, leaf: jax.Array) -> jax.Array:
+            return factor.reshape(factor.shape + (1,) * (leaf.ndim - factor.ndim))
+
         def times(leaf: jax.Array, factor: jax.Array | float) -> jax.Array:
-            wide = jnp.asarray(factor, leaf.dtype)
-            return leaf * wide.reshape(wide.shape + (1,) * (leaf.ndim - wide.ndim))
+            return leaf * wide(jnp.asarray(factor, leaf.dtype), leaf)
 
         def grown(variance: jax.Array, leaf: jax.Array, factor: Any) -> jax.Array:
             square = jnp.square(jnp.asarray(factor, leaf.dtype))
-            wide = square.reshape(square.shape + (1,) * (leaf.ndim - square.ndim))
-            return variance * (wide if square.ndim else square)
+            return variance * (wide(square, leaf) if square.ndim else square)
 
-        leaves, structure = jax.tree.flatten(self.expected)
-        moved = [times(leaf, f) for leaf, f in zip(leaves, factors, strict=True)]
-        noises = (jax.tree.leaves(self.variance), jax.tree.leaves(self.common))
-        spread = [
-            [
-                grown(v, leaf, f)
-                for v, leaf, f in zip(noise, leaves, factors, strict=True)
-            ]
-            for noise in noises
-        ]
+        structure = jax.tree.structure(self.expected)
+        each = jax.tree.unflatten(structure, factors)
         return dataclasses.replace(
             self,
-            expected=jax.tree.unflatten(structure, moved),
-            variance=jax.tree.unflatten(structure, spread[0]),
-            common=jax.tree.unflatten(structure, spread[1]),
+            expected=jax.tree.map(times, self.expected, each),
+            variance=jax.tree.map(grown, self.variance, self.expected, each),
+            common=jax.tree.map(grown, self.common, self.expected, each),
         )
 
     def noisier(

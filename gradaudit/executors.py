@@ -68,16 +68,11 @@ Words = tuple[int, int, int, str]
 Hear = Callable[[int, int, int, str], None]
 
 
-class Executor(Protocol):
-    """Runs tasks in any order; yields (which, answer) as they come.
-
-    The answer is `LostProcess` where workers died again and again. What a task raises
-    is raised. On Ctrl-C running tasks hand in what they have, and `KeyboardInterrupt`
-    follows. Guarantee: a task's folder is as it left it when its answer is yielded.
-    """
-
-    def __call__(self, tasks: Sequence[Task], hear: Hear) -> Iterator[tuple[int, Any]]:
-        """Runs them all."""
+# Runs tasks in any order; yields (which, answer) as they come. The answer is
+# `LostProcess` where workers died again and again. What a task raises is raised. On
+# Ctrl-C running tasks hand in what they have, and `KeyboardInterrupt` follows.
+# Guarantee: a task's folder is as it left it when its answer is yielded.
+Executor = Callable[[Sequence[Task], Hear], Iterator[tuple[int, Any]]]
 
 
 def in_this_process(tasks: Sequence[Task], hear: Hear) -> Iterator[tuple[int, Any]]:

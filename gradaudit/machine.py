@@ -99,8 +99,8 @@ def join(
             return
     else:
         _check_processes(coordinator, processes, process)
-    if given != (None, None, None) and processes == 1:
-        return
+        if processes == 1:
+            return
     settings: Any = jax.config
     # Who is left says in words that another process died, in place of an abort.
     settings.update("jax_enable_recoverability", True)

@@ -38,12 +38,9 @@ KINDS = {
 }
 # Where it was taken, and which leakage type that is.
 PLACES = {"raw": 1, "wire": 1, "server": 0, "aggregate": 0, "example": 2}
-# What a claim may say of the defense; numbers but for the last two.
-CLAIMS = (
-    "clip", "noise_std", "noise_multiplier", "sensitivity", "epsilon", "delta",
-    "mechanism", "law",
-)  # fmt: skip
-_WORDS = ("mechanism", "law")
+# What a claim may say of the defense.
+_NUMBERS = ("clip", "noise_std", "noise_multiplier", "sensitivity", "epsilon", "delta")
+CLAIMS = (*_NUMBERS, "mechanism", "law")
 _ROUNDS = 1 << 32
 
 log = logging.getLogger("gradaudit")

@@ -65,11 +65,7 @@ class Spec:
 
     def plain(self) -> dict[str, Any]:
         """Returns what result.json holds."""
-        return {
-            "command": self.command,
-            "arguments": dict(self.arguments),
-            "sources": dict(self.sources),
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def read(cls, path: pathlib.Path) -> Self:
