@@ -190,17 +190,15 @@ class _Topic:
     name: str
 
     def say(self, index: int, done: int, total: int, text: str) -> None:
-        """Tells how far it is."""
         from distributed import get_worker
 
         get_worker().log_event(self.name, [index, done, total, text])
 
     def stopped(self) -> bool:
-        """Returns whether Ctrl-C came."""
         return self.name in _stopped
 
 
-class Dask:
+class _Dask:
     """A Dask cluster; without an address, one on this machine while it lasts."""
 
     def __init__(self, address: str, share: Share) -> None:
@@ -247,18 +245,15 @@ class Dask:
         self._said.append(tuple(event[1]))
 
     def submit(self, index: int, task: Task) -> "futures.Future[Answer]":
-        """Queues a task."""
         parcel = Parcel.of(index, task, self._share.cpus)
         future: futures.Future[Answer] = self._executor.submit(_run, parcel, self._line)
         return future
 
     def heard(self) -> Iterable[Words]:
-        """Yields what tasks have said since it was last called."""
         while self._said:
             yield self._said.popleft()
 
     def stop(self) -> None:
-        """Tells running tasks to hand in what they have."""
         self._client.run(_stop, self._line.name, on_error="ignore")
 
 
@@ -293,11 +288,9 @@ class _OnBoard:
     board: Any
 
     def say(self, index: int, done: int, total: int, text: str) -> None:
-        """Tells how far it is."""
         self.board.said.remote(index, done, total, text)
 
     def stopped(self) -> bool:
-        """Returns whether Ctrl-C came."""
         import ray
 
         try:
@@ -306,7 +299,7 @@ class _OnBoard:
             return False
 
 
-class Ray:
+class _Ray:
     """A Ray cluster; without an address, the one that there is, or one of its own."""
 
     def __init__(self, address: str, share: Share) -> None:
@@ -348,7 +341,6 @@ class Ray:
             self._ray.shutdown()
 
     def submit(self, index: int, task: Task) -> "futures.Future[Answer]":
-        """Queues a task."""
         parcel = Parcel.of(index, task, self._share.cpus)
         future: futures.Future[Answer] = self._remote.remote(
             parcel, _OnBoard(self._board)
@@ -356,7 +348,6 @@ class Ray:
         return future
 
     def heard(self) -> Iterable[Words]:
-        """Returns what tasks have said since it was last called."""
         try:
             words: list[Words] = self._ray.get(self._board.read.remote(), timeout=PAUSE)
         except self._ray.exceptions.RayError:
@@ -364,13 +355,12 @@ class Ray:
         return words
 
     def stop(self) -> None:
-        """Tells running tasks to hand in what they have."""
         self._board.stop.remote()
 
 
 _PLACES: dict[str, Callable[[str, Share], Executor]] = {
     "auto": _auto,
     "local": _local,
-    "dask": functools.partial(_on, Dask),
-    "ray": functools.partial(_on, Ray),
+    "dask": functools.partial(_on, _Dask),
+    "ray": functools.partial(_on, _Ray),
 }

@@ -242,14 +242,13 @@ def pack_folder(folder: pathlib.Path) -> bytes:
 def unpack_folder(whole: bytes, folder: pathlib.Path) -> None:
     """Puts a folder in place of the one that was sent; whole, or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=".arriving-"))
-    try:
+    with tempfile.TemporaryDirectory(
+        prefix=".arriving-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as made:
         with tarfile.open(fileobj=io.BytesIO(whole)) as archive:
             archive.extractall(made, filter="data")
         shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+        pathlib.Path(made).rename(folder)
 
 
 # Files that may be damaged or hostile are read bounded, without waiting. None may

@@ -13,7 +13,6 @@ import logging
 import os
 import pathlib
 import re
-import shutil
 import sys
 import tempfile
 import types
@@ -173,7 +172,10 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     if not _used(folder) + size <= sample.most_mib * (1 << 20):
         raise InputError(f"{folder} would exceed its {sample.most_mib:g} MiB")
-    with _stage(folder) as stage:
+    with tempfile.TemporaryDirectory(
+        prefix=".recording-", dir=folder, ignore_cleanup_errors=True
+    ) as name:
+        stage = pathlib.Path(name)
         fill(stage, given, back, facts)
         return _placed(stage, folder, _name(facts))
 
@@ -228,15 +230,6 @@ def _used(folder: pathlib.Path) -> int:
             with contextlib.suppress(OSError):
                 found += os.stat(os.path.join(place, name)).st_size
     return found
-
-
-@contextlib.contextmanager
-def _stage(folder: pathlib.Path) -> Any:
-    stage = pathlib.Path(tempfile.mkdtemp(prefix=".recording-", dir=folder))
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
 
 
 def _placed(stage: pathlib.Path, folder: pathlib.Path, name: str) -> pathlib.Path:

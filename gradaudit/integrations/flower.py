@@ -5,6 +5,7 @@ sees the wire; last, the update before any defense. `recorded(strategy)` writes 
 server sees. Neither changes a message, and what goes wrong never reaches the training.
 """
 
+import dataclasses
 import logging
 import math
 import pathlib
@@ -15,10 +16,13 @@ from gradaudit.record import EVERYTHING, Facts, Sample, log, write
 
 ROUND, CLIP = "server-round", "clipping_norm"  # Flower's words in a config record
 
+_SOFTWARE = "gradaudit, flower"
+
 Told = Mapping[str, Any] | Callable[[Any, Any, Any], Mapping[str, Any]]
 _Arrays = dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Recorder:
     """A client mod: `@app.train(mods=[Recorder(...), LocalDpMod(...), Recorder(...)])`.
 
@@ -33,17 +37,12 @@ class Recorder:
       sent_is: what the client sends: weights, difference or gradient.
     """
 
-    def __init__(
-        self,
-        folder: str | pathlib.Path,
-        place: str = "wire",
-        claim: Any = None,
-        sample: Sample = EVERYTHING,
-        facts: Told | None = None,
-        sent_is: str = "weights",
-    ) -> None:
-        self._folder, self._place, self._sent = pathlib.Path(folder), place, sent_is
-        self._claim, self._sample, self._facts = claim, sample, facts or {}
+    folder: str | pathlib.Path
+    place: str = "wire"
+    claim: Any = None
+    sample: Sample = EVERYTHING
+    facts: Told | None = None
+    sent_is: str = "weights"
 
     def __call__(
         self, message: Any, context: Any, call_next: Callable[[Any, Any], Any]
@@ -62,26 +61,18 @@ class Recorder:
         if not sent:  # an error, an evaluation, or secure aggregation
             log.debug("a reply without arrays was not recorded")
             return
-        told = self._facts
-        facts = dict(told(message, context, reply) if callable(told) else told)
-        claim = claim_of(self._claim) or _clip_sent_along(message)
-        write(
-            self._folder,
-            received,
-            sent,
-            Facts(
-                **{
-                    "sent": self._sent,
-                    "place": self._place,
-                    "round": round_of(message),
-                    "client": _client(context),
-                    "claim": claim if self._place == "wire" else None,
-                    "software": "gradaudit, flower",
-                }
-                | facts
-            ),
-            self._sample,
-        )
+        told = self.facts
+        claim = claim_of(self.claim) or _clip_sent_along(message)
+        facts: dict[str, Any] = {
+            "sent": self.sent_is,
+            "place": self.place,
+            "round": round_of(message),
+            "client": _client(context),
+            "claim": claim if self.place == "wire" else None,
+            "software": _SOFTWARE,
+        }
+        facts |= told(message, context, reply) if callable(told) else told or {}
+        write(pathlib.Path(self.folder), received, sent, Facts(**facts), self.sample)
 
 
 def recorded(
@@ -135,7 +126,7 @@ def recorded(
             given = self._sent_out
             arrived = [_quietly(arrays_in, reply) for reply in there]
             result = self.strategy.aggregate_train(server_round, there)
-            facts_ = known | {"round": server_round, "software": "gradaudit, flower"}
+            facts_ = known | {"round": server_round, "software": _SOFTWARE}
             if replies:
                 for reply, sent in zip(there, arrived, strict=True):
                     _quietly(_write_reply, target, given, reply, sent, facts_, sample)

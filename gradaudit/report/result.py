@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,11 +83,16 @@ class Result(abc.ABC):
         """
         target = pathlib.Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        with files.one_run_in(target), _stage(target) as stage:
-            names = self._write(stage)
-            for name in names:
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                (stage / name).replace(target / name)
+        with files.one_run_in(target):
+            for left in target.glob(f"{_STAGE}*"):  # of a run that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(
+                prefix=_STAGE, dir=target, ignore_cleanup_errors=True
+            ) as stage:
+                names = self._write(pathlib.Path(stage))
+                for name in names:
+                    (target / name).parent.mkdir(parents=True, exist_ok=True)
+                    pathlib.Path(stage, name).replace(target / name)
             remove_result(target, but=names)
         return target
 
@@ -132,18 +137,6 @@ class RunResult(Result):
     @abc.abstractmethod
     def content(self) -> dict[str, Any]:
         """Returns what came out, as result.json has it."""
-
-
-@contextlib.contextmanager
-def _stage(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new folder beside the files; whatever happens, it is gone after."""
-    for left in folder.glob(f"{_STAGE}*"):  # of a run that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    stage = pathlib.Path(tempfile.mkdtemp(prefix=_STAGE, dir=folder))
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
 
 
 def claim(folder: pathlib.Path, spec: Spec, overwrite: bool = False) -> None:
