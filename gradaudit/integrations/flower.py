@@ -135,17 +135,10 @@ def recorded(
                 _quietly(_write_aggregate, target, given, result[0], whole, sample)
             return result
 
-        def configure_evaluate(self, *arguments: Any) -> Any:
-            """See the strategy inside."""
-            return self.strategy.configure_evaluate(*arguments)
-
-        def aggregate_evaluate(self, *arguments: Any) -> Any:
-            """See the strategy inside."""
-            return self.strategy.aggregate_evaluate(*arguments)
-
-        def summary(self) -> None:
-            """See the strategy inside."""
-            self.strategy.summary()
+        # What is not recorded is the inner strategy's, bound to it.
+        configure_evaluate = strategy.configure_evaluate
+        aggregate_evaluate = strategy.aggregate_evaluate
+        summary = strategy.summary
 
     return Recorded()
 
