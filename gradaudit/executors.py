@@ -11,11 +11,11 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import importlib
 import itertools
 import multiprocessing
 import os
 import pathlib
+import pkgutil
 import signal
 import threading
 import time
@@ -57,10 +57,7 @@ class Task:
 
     def run(self, folder: pathlib.Path, tell: Tell) -> Any:
         """Returns what the function does; it may raise `Interrupted`."""
-        module, _, name = self.function.partition(":")
-        return getattr(importlib.import_module(module), name)(
-            self.argument, folder, tell
-        )
+        return pkgutil.resolve_name(self.function)(self.argument, folder, tell)
 
 
 # Which task, how much of it is done, of what, and what runs.

@@ -9,10 +9,10 @@ be described is kept as the sentence why, and `rebuild` raises it.
 import base64
 import dataclasses
 import enum
-import importlib
 import math
 import os
 import pathlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
@@ -262,11 +262,9 @@ def _found(name: str) -> Any:
     There is no way through a module into what that module imports.
     """
     module, _, path = name.partition(":")
-    module = _MOVED.get(module, module)
+    name = f"{_MOVED.get(module, module)}:{path}"
     try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-        return found if _name(found) == f"{module}:{path}" else None
+        found = pkgutil.resolve_name(name)
+        return found if _name(found) == name else None
     except (ImportError, AttributeError, ValueError):
         return None

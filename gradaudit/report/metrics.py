@@ -233,14 +233,14 @@ def _guessed(
     """Returns the RMSE of each guess about some victims."""
     count, batch = truth.shape[:2]
     flat = truth.reshape(count, batch, -1).astype(np.float64)
-    others = np.maximum(total.count - batch, 1)
-    mean = (total.whole - flat.sum(axis=1)) / others
+    mean = (total.whole - flat.sum(axis=1)) / max(total.count - batch, 1)
     if total.count == batch:
         mean = np.full_like(mean, 0.5)
-    grey = np.full_like(flat, 0.5)
-    everywhere = np.broadcast_to(mean[:, None], flat.shape)
-    by_class = _class_means(flat, labels, total, mean)
-    guesses = {"grey": grey, "mean": everywhere, "class mean": by_class}
+    guesses = {
+        "grey": np.full_like(flat, 0.5),
+        "mean": np.broadcast_to(mean[:, None], flat.shape),
+        "class mean": _class_means(flat, labels, total, mean),
+    }
     return {
         name: rmse(flat.reshape(count, -1), matched(flat, guess).reshape(count, -1))
         for name, guess in guesses.items()
