@@ -15,7 +15,7 @@ from gradaudit.distinguish.bounds import check_epsilon
 from gradaudit.errors import InputError
 from gradaudit.mechanism import Mechanism, NoiseKind
 from gradaudit.text import load_user_object, takes, users_code
-from gradaudit.tree import flatten
+from gradaudit.tree import flatten, size
 from gradaudit.types import Key, PyTree
 
 Release = Callable[[Key, jax.Array], jax.Array]  # (key, (d,)) -> (d,)
@@ -282,13 +282,10 @@ def load_subject(
         raise InputError(
             f"{mechanism} claims nothing by itself; say which epsilon to test"
         )
-    size = sum(int(leaf.size) for leaf in jax.tree.leaves(params))
+    neighbours = neighbours or Neighbours.LOCAL
+    claim = Claim(epsilon)
     return of_function(
-        str(mechanism),
-        function,
-        size,
-        Claim(epsilon),
-        neighbours=neighbours or Neighbours.LOCAL,
+        str(mechanism), function, size(params), claim, neighbours=neighbours
     )
 
 
