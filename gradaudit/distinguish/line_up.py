@@ -307,12 +307,19 @@ class Game:
 
     def _template(self, draw: int) -> Observation:
         """Returns an observation with the defense told, and nothing read."""
-        recipe, state = self._recipe, self._state(draw)
-        training = training_of(recipe)
-        blank = Observation(
-            state.params, (), state.buffers, leakage=self._leakage, training=training
-        )
-        return self._cached(("told", draw), lambda: told(blank, recipe, state))
+
+        def made() -> Observation:
+            recipe, state = self._recipe, self._state(draw)
+            blank = Observation(
+                state.params,
+                (),
+                state.buffers,
+                leakage=self._leakage,
+                training=training_of(recipe),
+            )
+            return told(blank, recipe, state)
+
+        return self._cached(("told", draw), made)
 
 
 def told(
