@@ -259,24 +259,26 @@ class Start:
 
     def __call__(
         self, key: Key, model: Model, observation: Observation
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """Returns pixels (examples, *shape), and fixed labels or first scores."""
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns pixels (examples, *shape), and fixed labels or first scores.
+
+        Labels are (examples,), scores (examples, classes).
+        """
         shape = (observation.training.examples, *model.input_shape)
         pixel_key, label_key = jax.random.split(key)
         pixels = self.pixels(pixel_key, shape).astype(jnp.float32)
         labels = self.labels(label_key, model, _averaged(observation))
         if labels is None:  # nothing is known of them
             drawn = jax.random.fold_in(label_key, 1)
-            return pixels, None, jax.random.normal(drawn, (shape[0], model.classes))
-        if labels.ndim == 2:
-            return pixels, None, labels
-        if self.ordered and not getattr(self.labels, "ordered", False):
+            return pixels, jax.random.normal(drawn, (shape[0], model.classes))
+        unordered = self.ordered and not getattr(self.labels, "ordered", False)
+        if labels.ndim == 1 and unordered:
             # Inferred counts don't say which step had which label: a search from
             # their shares can end at any order, the true one included.
             counts = jnp.sum(one_hot(labels, model.classes), axis=0) + _DOUBT
             shares = jnp.log(counts / jnp.sum(counts))
-            return pixels, None, jnp.broadcast_to(shares, (shape[0], model.classes))
-        return pixels, labels, None
+            return pixels, jnp.broadcast_to(shares, (shape[0], model.classes))
+        return pixels, labels
 
 
 def _averaged(observation: Observation) -> Observation:
@@ -299,20 +301,19 @@ def layout_of(
     """Returns the layout of one victim's unknowns; asks the parts, by their shapes."""
     key = jax.random.key(0)
     shapes: Any = _begun.eval_shape
-    pixels, labels, _ = shapes(start, model, key, observation)
-    return Layout(pixels.shape, model.classes, labels is None, form)
+    pixels, labels = shapes(start, model, key, observation)
+    return Layout(pixels.shape, model.classes, labels.ndim == 2, form)
 
 
 def first_position(
     start: Start, layout: Layout, key: Key, model: Model, observation: Observation
 ) -> tuple[jax.Array, jax.Array]:
     """Returns where the search starts, and the labels it takes for the true ones."""
-    pixels, labels, scores = start(key, model, observation)
+    pixels, labels = start(key, model, observation)
     position = layout.coordinates(pixels)
-    if labels is not None:
+    if not layout.searches_labels:
         return position, labels
-    assert scores is not None  # one of the two always is
-    position = jnp.concatenate([position, scores.reshape(-1)])
+    position = jnp.concatenate([position, labels.reshape(-1)])
     return position, jnp.zeros(layout.inputs[0], jnp.int32)
 
 

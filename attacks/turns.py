@@ -71,7 +71,7 @@ def take_turns(
         done.append(standing.result())
         if stopped:
             missing = sum(len(other) for other in waves[number + 1 :])
-            whole = _joined([*done, *_never_begun(done[0], missing)])
+            whole = _joined([*done, _blank_like(done[0], missing)])
             if is_cut_short(whole):
                 return whole
             raise Stopped(whole)
@@ -153,6 +153,7 @@ class _Standing:
 
     def _take(self, index: int, rows: Ids, found: Reconstruction, judge: Judge) -> None:
         """Compares the answers of one turn with the best so far."""
+        found = dataclasses.replace(found, members=None)
         spread = _blank_like(found, len(self._wave))
         for name in ("inputs", "labels", "objective", "iterations", "evaluations"):
             getattr(spread, name)[rows] = np.asarray(getattr(found, name))
@@ -233,28 +234,15 @@ class _Standing:
 
 
 def _blank_like(one: Reconstruction, count: int) -> Reconstruction:
-    """Returns `count` victims whom nobody has attacked."""
+    """Returns `count` victims whom nobody has attacked, by members if `one` is."""
     blank = {"inputs": np.nan, "labels": -1, "objective": np.nan}
-    blank |= {"iterations": 0, "evaluations": 0, "trial": 0}
-    made: dict[str, Any] = {
-        name: np.full(
-            (count, *np.shape(getattr(one, name))[1:]),
-            value,
-            np.asarray(getattr(one, name)).dtype,
-        )
-        for name, value in blank.items()
-    }
-    return Reconstruction(**made, status=np.full(count, Status.MISSING, np.int32))
-
-
-def _never_begun(like: Reconstruction, count: int) -> list[Reconstruction]:
-    if not count:
-        return []
-    assert like.members is not None
-    width = np.shape(like.members.status)[1]
-    inner = _blank_like(jax.tree.map(lambda leaf: leaf[:, 0], like.members), count)
-    members = jax.tree.map(lambda leaf: np.stack([leaf] * width, axis=1), inner)
-    return [dataclasses.replace(_blank_like(like, count), members=members)]
+    blank |= {"iterations": 0, "evaluations": 0, "trial": 0, "status": Status.MISSING}
+    made: dict[str, Any] = {}
+    for name, value in blank.items():
+        like = np.asarray(getattr(one, name))
+        made[name] = np.full((count, *like.shape[1:]), value, like.dtype)
+    members = None if one.members is None else _blank_like(one.members, count)
+    return Reconstruction(**made, members=members)
 
 
 def _joined(parts: Sequence[Reconstruction]) -> Reconstruction:

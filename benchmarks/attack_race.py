@@ -63,7 +63,7 @@ class Problem:
         key = jax.random.fold_in(jax.random.key(_KEY), victim)
         one = jax.tree.map(lambda leaf: leaf[victim], self.gradients)
         begin = Start(self.attack.init, self.attack.labels, ordered=False)
-        pixels, _, _ = begin(
+        pixels, _ = begin(
             jax.random.fold_in(key, 0), self.model, Observation(self.params, one)
         )
         return np.asarray(pixels)[0]

@@ -85,8 +85,8 @@ def test_pixels_labels_and_scores_are_drawn_from_different_keys():
     observation, _ = leak(model, digits.inputs[:1], digits.labels[:1])
     keys = []
     start = Start(Noting(keys, Normal()), Noting(keys), ordered=False)
-    pixels, labels, scores = start(KEY, model, observation)
-    assert labels is None and len(keys) == 2 and keys[0] != keys[1]
+    pixels, scores = start(KEY, model, observation)
+    assert scores.shape == (1, 10) and len(keys) == 2 and keys[0] != keys[1]
     given = [jnp.asarray(key, jnp.uint32) for key in keys]
     given.append(jax.random.key_data(KEY))
     for key in map(jax.random.wrap_key_data, given):
