@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from gradaudit import tree
 from gradaudit.attacks import lanes
 from gradaudit.attacks.lanes import Problem
-from gradaudit.attacks.search import Ended, Watcher, search_all
-from gradaudit.attacks.turns import Verdict, take_turns
+from gradaudit.attacks.search import Ended, Ids, Watcher, search_all
+from gradaudit.attacks.turns import Verdict, joined, take_turns
 from gradaudit.errors import InputError
 from gradaudit.models.gradients import has_kinks
 from gradaudit.models.model import Model
@@ -39,7 +39,7 @@ class Victims:
     """
 
     count: int
-    observe: Callable[[NDArray[np.int64]], Observation]
+    observe: Callable[[Ids], Observation]
 
     @classmethod
     def single(cls, observation: Observation) -> Self:
@@ -204,7 +204,7 @@ def run(
     victims: Victims,
     slots: int | None = None,
     watcher: Watcher | None = None,
-    only: NDArray[np.int64] | None = None,
+    only: Ids | None = None,
     ended: Ended | None = None,
     begun: Reconstruction | None = None,
 ) -> Reconstruction:
@@ -224,13 +224,14 @@ def run(
             f"{type(attack).__name__} can't go on from what another attack handed in"
         )
     first = victims.observe(np.zeros(1, np.int64))
+    everybody = np.arange(victims.count) if only is None else only
     if attack.members:
-        return _in_turn(attack, key, model, victims, slots, watcher, only, ended)
+        return _in_turn(attack, key, model, victims, slots, watcher, everybody, ended)
     problem = attack.problem(model, first)
     if problem is None:
-        return _one_by_one(attack, key, model, victims, only, ended)
+        return _one_by_one(attack, key, model, victims, everybody, ended)
 
-    def own(ids: NDArray[np.int64]) -> PyTree:
+    def own(ids: Ids) -> PyTree:
         seen = victims.observe(ids)
         mine = attack.own(seen)
         if not attack.continues:
@@ -253,7 +254,7 @@ def run(
         attack.trials,
         slots,
         watcher,
-        only,
+        everybody,
         ended,
     )
 
@@ -265,7 +266,7 @@ def _in_turn(
     victims: Victims,
     slots: int | None,
     watcher: Watcher | None,
-    only: NDArray[np.int64] | None,
+    everybody: Ids,
     ended: Ended | None,
 ) -> Reconstruction:
     """Lets the members of a portfolio take turns: see `take_turns`."""
@@ -282,7 +283,7 @@ def _in_turn(
 
     def ask(
         index: int,
-        ids: NDArray[np.int64],
+        ids: Ids,
         watch: Watcher | None,
         begun: Reconstruction | None,
     ) -> Reconstruction:
@@ -295,7 +296,7 @@ def _in_turn(
         attack = members[index].attack
         return run(attack, own_key, model, victims, width, watch, ids, begun=begun)
 
-    def judge(ids: NDArray[np.int64], found: Reconstruction) -> list[Verdict]:
+    def judge(ids: Ids, found: Reconstruction) -> list[Verdict]:
         verdicts = []
         for row, victim in enumerate(ids.tolist()):
             one = victims.observe(np.asarray([victim])).first()
@@ -304,7 +305,6 @@ def _in_turn(
         return verdicts
 
     fits = [not why for why in unfit]
-    everybody = np.arange(victims.count) if only is None else only
     return take_turns(
         members, fits, ask, judge, everybody, victims.count, watcher, ended
     )
@@ -315,11 +315,11 @@ def _one_by_one(
     key: Key,
     model: Model,
     victims: Victims,
-    only: NDArray[np.int64] | None,
+    everybody: Ids,
     ended: Ended | None,
 ) -> Reconstruction:
     rebuilt = []
-    for victim in (np.arange(victims.count) if only is None else only).tolist():
+    for victim in everybody.tolist():
         stacked = victims.observe(np.asarray([victim]))
         own = jax.random.fold_in(key, victim)
         found = attack.reconstruct(own, model, stacked.first())
@@ -327,10 +327,7 @@ def _one_by_one(
         rebuilt.append(jax.tree.map(lambda leaf: np.asarray(leaf)[None], found))
         if ended is not None:
             ended(np.asarray([victim]), rebuilt[-1])
-    joined: Reconstruction = jax.tree.map(
-        lambda *leaves: np.concatenate(leaves), *rebuilt
-    )
-    return joined
+    return joined(rebuilt)
 
 
 def check_observation(model: Model, observation: Observation) -> None:
@@ -364,17 +361,11 @@ def check_observation(model: Model, observation: Observation) -> None:
         raise InputError(
             "the leaked gradient is zero everywhere: it holds no information"
         )
-    if observation.labels is not None:
-        check_labels(model, observation.labels, observation.training.examples)
-
-
-def check_labels(model: Model, labels: jax.Array, count: int) -> None:
-    """Raises unless these are `count` labels of the model."""
-    if labels.shape != (count,):
-        raise InputError(
-            f"{count} known labels were expected, got shape {labels.shape}"
-        )
-    known = np.asarray(labels)
+    if observation.labels is None:
+        return
+    known, count = np.asarray(observation.labels), observation.training.examples
+    if known.shape != (count,):
+        raise InputError(f"{count} known labels were expected, got shape {known.shape}")
     outside = (known < 0) | (known >= model.classes)
     if outside.any():
         value = int(known[np.argmax(outside)])

@@ -20,6 +20,7 @@ from gradaudit.attacks import lanes
 from gradaudit.attacks.lanes import Problem
 from gradaudit.types import Key, PyTree, Reconstruction, Status
 
+Ids = NDArray[np.int64]
 CUT_SHORT = (Status.INTERRUPTED, Status.MISSING)
 _EVALUATIONS_PER_CALL = 40  # progress about once a second, little waste at the end
 
@@ -31,7 +32,7 @@ class Snapshot:
     Pictures stay on the devices until somebody asks for them.
     """
 
-    trials: NDArray[np.int64]  # (slots,) victim * restarts + restart; -1 = empty
+    trials: Ids  # (slots,) victim * restarts + restart; -1 = empty
     iteration: NDArray[np.int32]  # (iterations, slots) how many were run, from 1
     running: NDArray[np.bool_]  # (iterations, slots) whether the entry counts
     objective: NDArray[np.float32]  # (iterations, slots) attacker's best so far
@@ -47,9 +48,9 @@ class Stopped(KeyboardInterrupt):
 
 # Somebody who looks at a run from outside; attacks never hear back.
 Watcher = Callable[[Snapshot], None]
-Fetch = Callable[[NDArray[np.int64]], PyTree]  # victims' ids -> what is theirs, stacked
+Fetch = Callable[[Ids], PyTree]  # victims' ids -> what is theirs, stacked
 # Is told who has just ended, and what was handed in for them, stacked.
-Ended = Callable[[NDArray[np.int64], Reconstruction], None]
+Ended = Callable[[Ids, Reconstruction], None]
 
 
 def search_all(
@@ -61,7 +62,7 @@ def search_all(
     restarts: int = 1,
     slots: int | None = None,
     watcher: Watcher | None = None,
-    only: NDArray[np.int64] | None = None,
+    only: Ids | None = None,
     ended: Ended | None = None,
 ) -> Reconstruction:
     """Runs the problem for every victim; returns what is handed in, stacked.
@@ -102,7 +103,7 @@ class _Conveyor:
         problem: Problem,
         shared: PyTree,
         fetch: Fetch,
-        victims: NDArray[np.int64],
+        victims: Ids,
         restarts: int,
         slots: int | None,
     ) -> None:
@@ -157,7 +158,7 @@ class _Conveyor:
             )
             self._fill()
 
-    def _numbered(self, trials: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _numbered(self, trials: Ids) -> Ids:
         """Returns trials with the numbers that they have among all victims."""
         victims, restarts = np.divmod(np.maximum(trials, 0), self._restarts)
         numbers = self._victims[victims] * self._restarts + restarts
@@ -193,7 +194,7 @@ class _Conveyor:
         self._trials[done] = -1
         self._finished += int(done.sum())
 
-    def selected(self, rows: NDArray[np.int64] | None = None) -> Reconstruction:
+    def selected(self, rows: Ids | None = None) -> Reconstruction:
         """Returns the best restart of each victim by the attacker's own objective."""
         which = np.arange(len(self._victims)) if rows is None else rows
         by_victim = self._out.objective.reshape(-1, self._restarts)[which]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gradaudit.attacks.search import (
     CUT_SHORT,
     Ended,
+    Ids,
     Snapshot,
     Stopped,
     Watcher,
@@ -25,7 +26,6 @@ from gradaudit.types import Reconstruction, Status
 if TYPE_CHECKING:
     from gradaudit.attacks.base import Member
 
-Ids = NDArray[np.int64]
 _WAVE = 64  # victims that are attacked by all before the next ones: what a kill loses
 
 
@@ -71,11 +71,11 @@ def take_turns(
         done.append(standing.result())
         if stopped:
             missing = sum(len(other) for other in waves[number + 1 :])
-            whole = _joined([*done, _blank_like(done[0], missing)])
+            whole = joined([*done, _blank_like(done[0], missing)])
             if is_cut_short(whole):
                 return whole
             raise Stopped(whole)
-    return _joined(done)
+    return joined(done)
 
 
 class _Standing:
@@ -245,6 +245,7 @@ def _blank_like(one: Reconstruction, count: int) -> Reconstruction:
     return Reconstruction(**made, members=members)
 
 
-def _joined(parts: Sequence[Reconstruction]) -> Reconstruction:
+def joined(parts: Sequence[Reconstruction]) -> Reconstruction:
+    """Returns the victims of all parts, stacked."""
     whole: Reconstruction = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     return whole
