@@ -211,8 +211,9 @@ def run(
     """Runs an attack on many victims; returns what is handed in, stacked.
 
     The victims stay here: the attack's own code gets keys, the model and observations
-    (plain arrays), nothing that leads back to where they come from. See `search_all`
-    for `only` and `ended`.
+    (plain arrays), nothing that leads back to where they come from. `only` says which
+    of the victims are attacked, with the numbers that they would have among all;
+    `ended` is told who is done.
 
     `begun` is what another attack handed in for all of the victims: the search starts
     from its inputs and labels in place of its own (a victim whose inputs are not finite
@@ -250,11 +251,10 @@ def run(
         problem,
         attack.shared(first),
         own,
-        victims.count,
+        everybody,
         attack.trials,
         slots,
         watcher,
-        everybody,
         ended,
     )
 

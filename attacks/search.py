@@ -58,23 +58,21 @@ def search_all(
     problem: Problem,
     shared: PyTree,
     fetch: Fetch,
-    count: int,
+    victims: Ids,
     restarts: int = 1,
     slots: int | None = None,
     watcher: Watcher | None = None,
-    only: Ids | None = None,
     ended: Ended | None = None,
 ) -> Reconstruction:
-    """Runs the problem for every victim; returns what is handed in, stacked.
+    """Runs the problem for these victims; returns what is handed in, stacked.
 
-    Each victim gets `restarts` independent trials, and the one with the lowest own
-    objective is handed in. After Ctrl-C the unfinished are INTERRUPTED and those that
-    were never begun MISSING; if there are none, `Stopped` hands it on with the result.
-    `slots` is how many trials a device holds at a time. `only` says which of the
-    victims are attacked, with the numbers that they would have among all; `ended`
-    hears of each when its last trial is done and was watched.
+    A victim's numbers follow from its own, whoever else is there. Each victim gets
+    `restarts` independent trials, and the one with the lowest own objective is handed
+    in. After Ctrl-C the unfinished are INTERRUPTED and those that were never begun
+    MISSING; if there are none, `Stopped` hands it on with the result. `slots` is how
+    many trials a device holds at a time; `ended` hears of each victim when its last
+    trial is done and was watched.
     """
-    victims = np.arange(count) if only is None else only
     conveyor = _Conveyor(key, problem, shared, fetch, victims, restarts, slots)
     try:
         for snapshot in conveyor.run():

@@ -71,14 +71,16 @@ def targets(count):
     return np.random.default_rng(1).normal(size=(count, SIZE)).astype(np.float32)
 
 
-def solve(problem, count=6, restarts=1, slots=2, watcher=None, wanted=None, **more):
+def solve(
+    problem, count=6, restarts=1, slots=2, watcher=None, wanted=None, only=None, **more
+):
     goals = targets(count) if wanted is None else wanted
     return search_all(
         KEY,
         problem,
         jnp.zeros(SIZE),
         lambda ids: goals[ids],
-        len(goals),
+        np.arange(len(goals)) if only is None else only,
         restarts,
         slots,
         watcher,
