@@ -111,7 +111,7 @@ def weigh(
         unexplained=unexplained,
         starts=len(there),
         agreement=_agreement(apart, threshold, int(mine.iterations[best]), different),
-        spread=float(np.median(apart)) if apart else None,
+        spread=_median(apart),
         labels=tuple(int(label) for label in labels),
         label_confidence=named[chosen] / len(there) if len(there) > 1 else None,
         objective=float(mine.objective[best]),

@@ -202,25 +202,23 @@ def pairs_of(captures: Sequence[Capture]) -> list[Pair]:
     for before, after in _STEPS:
         both = [key for key in by_place[before] if key in by_place[after]]
         if both and (None, None) not in both:
-            chosen = [(by_place[before][key], by_place[after][key]) for key in both]
-            return [_pair(*two) for two in chosen if _comparable(*two)]
+            found = [_pair(by_place[before][key], by_place[after][key]) for key in both]
+            return [pair for pair in found if pair is not None]
     return _aggregates(by_place["server"], by_place["aggregate"])
 
 
-def _comparable(before: Capture, after: Capture) -> bool:
-    names = set(before.moved()) & set(after.moved())
+def _pair(before: Capture, after: Capture) -> Pair | None:
+    """Returns what happened to an update; None if no tensor of it is in both."""
+    first, second = before.moved(), after.moved()
+    names = [name for name in first if name in second]
     if not all(np.array_equal(before.received[n], after.received[n]) for n in names):
         raise InputError(
             f"{before.folder} and {after.folder} are of one round and client, and "
             "started from different parameters: they are no pair; give each run its "
             "own folder"
         )
-    return bool(names)
-
-
-def _pair(before: Capture, after: Capture) -> Pair:
-    first, second = before.moved(), after.moved()
-    names = [name for name in first if name in second]
+    if not names:
+        return None
     number, client = after.identity
     return measure(
         f"round {number}, client {client}",
