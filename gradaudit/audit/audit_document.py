@@ -148,7 +148,7 @@ def _cell(
 
 def _reason(guard: Guard, leakage: int, said: str) -> str:
     """Says why there is no bound, of a cell that was taken from another defense's."""
-    late = guard.defense.mechanisms and not guard.is_read(leakage)
+    late = guard.defense.mechanisms and not guard.acts_before(leakage)
     return READ_BEFORE if late else said
 
 

@@ -115,8 +115,8 @@ class Guard:
         """What the defense calls itself."""
         return self.defense.name
 
-    def is_read(self, leakage: int) -> bool:
-        """Whether it acts before this point, and not after it."""
+    def acts_before(self, leakage: int) -> bool:
+        """Whether any of it acts before what is read there."""
         return bool(transforms_seen(self.defense, Leakage(leakage)))
 
 
@@ -223,7 +223,7 @@ class Grid:
         plan = self.plan
         for leakage in plan.types if INFORMED in plan.threats else ():
             # Read once, where no noise averages away.
-            noisy = guard.defense.mechanisms and guard.is_read(leakage)
+            noisy = guard.defense.mechanisms and guard.acts_before(leakage)
             spec = Spec.of(
                 "line-up",
                 **self._victims(data, guard, leakage),
