@@ -170,11 +170,6 @@ class _TiedNoise(Stateless):
     sensitivity: Sensitivity
 
     @property
-    def independent(self) -> bool:
-        """Whether the scale is fixed: each unit has its own draw."""
-        return not self.sensitivity.data_dependent
-
-    @property
     def additive(self) -> bool:
         """Whether the noise does not depend on the units."""
         return not self.sensitivity.data_dependent
@@ -226,7 +221,7 @@ class GaussianNoise(_TiedNoise):
     @property
     def independent(self) -> bool:
         """Whether each unit gets a draw of its own, of a fixed scale."""
-        return self.at is NoiseAt.UNIT and super().independent
+        return self.at is NoiseAt.UNIT and self.additive
 
     def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the noisy tree."""
@@ -279,6 +274,11 @@ class LaplaceNoise(_TiedNoise):
 
     epsilon: Schedule
     sensitivity: Sensitivity
+
+    @property
+    def independent(self) -> bool:
+        """Whether the scale is fixed: each unit has its own draw."""
+        return self.additive
 
     def apply(self, key: Key, tree: PyTree, state: State, t: Round) -> Applied:
         """Returns the noisy tree."""

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec
 
 from gradaudit.defenses.schedules import Schedule, Table, decay
 from gradaudit.defenses.transforms import Defense, compose, defend
-from gradaudit.errors import InputError, unknown_name
+from gradaudit.errors import InputError, named
 from gradaudit.spec import rebuilds
 from gradaudit.text import (
     call_with_text,
@@ -130,9 +130,8 @@ def _parse_one(text: str) -> Defense:
     name, _, rest = text.partition(":")
     if name.endswith(".py"):
         return _load(name, *rest.partition(":")[::2])
-    if name not in PRESETS:
-        raise unknown_name("defense", name, PRESETS)
-    defense: Defense = call_with_text(name, PRESETS[name].make, rest, _read)
+    make = named("defense", name, PRESETS).make
+    defense: Defense = call_with_text(name, make, rest, _read)
     return defense
 
 
@@ -163,9 +162,8 @@ def _load(path: str, name: str, arguments: str) -> Defense:
     if callable(found):
         with users_code():
             found = call_with_text(shown, found, arguments, _read)
-    else:
-        if arguments != "":
-            raise InputError(f"{shown} takes no parameters, got {arguments!r}")
+    elif arguments != "":
+        raise InputError(f"{shown} takes no parameters, got {arguments!r}")
     if isinstance(found, Defense):
         return found
     if hasattr(found, "apply") and hasattr(found, "init"):

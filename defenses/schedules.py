@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 import jax.numpy as jnp
 import numpy as np
 
-from gradaudit.errors import InputError, unknown_name
+from gradaudit.errors import InputError, named
 
 
 class Schedule(Protocol):
@@ -274,12 +274,11 @@ POLICIES: dict[str, Callable[[float, float, int], Schedule]] = {
 
 def decay(policy: str, start: float, end: float, rounds: int) -> Schedule:
     """Returns the named policy from `start` to `end` over `rounds`."""
-    if policy not in POLICIES:
-        raise unknown_name("decay policy", policy, POLICIES)
+    make = named("decay policy", policy, POLICIES)
     _check_start(policy, start, rounds)
     if policy not in _CYCLES and not 0 < end < start:
         raise InputError(f"{policy}: end must lie in (0, start={start}), got end={end}")
-    return POLICIES[policy](start, end, rounds)
+    return make(start, end, rounds)
 
 
 def as_schedule(name: str, value: "float | Schedule", zero: bool = False) -> Schedule:

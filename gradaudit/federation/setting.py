@@ -5,7 +5,7 @@ import enum
 from typing import Any
 
 from gradaudit.data.partition import PARTITIONS, PUBLISHED_HOLDINGS, Partition
-from gradaudit.errors import InputError, at_least, positive, unknown_name
+from gradaudit.errors import InputError, at_least, named, positive
 
 _MOST = 10**9  # of anything that is counted
 
@@ -106,9 +106,7 @@ PAPER_SETTINGS = {
 
 def paper_setting(dataset: str) -> Setting:
     """Returns N = 1,000 clients, 100 per round, and the dataset's own numbers."""
-    if dataset not in PAPER_SETTINGS:
-        raise unknown_name("published setting", dataset, PAPER_SETTINGS)
-    return PAPER_SETTINGS[dataset]
+    return named("published setting", dataset, PAPER_SETTINGS)
 
 
 Plain = dict[str, Any]

@@ -119,7 +119,7 @@ def _participants(
 
 
 def _check_ids(population: Population, clients: Sequence[int]) -> None:
-    known = len(population.sizes)
+    known = population.clients
     outside = [client for client in clients if not 0 <= client < known]
     if outside:
         raise InputError(f"client {outside[0]} is outside [0, {known})")
