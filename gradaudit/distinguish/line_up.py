@@ -310,12 +310,9 @@ class Game:
 
         def made() -> Observation:
             recipe, state = self._recipe, self._state(draw)
+            leakage, training = self._leakage, training_of(recipe)
             blank = Observation(
-                state.params,
-                (),
-                state.buffers,
-                leakage=self._leakage,
-                training=training_of(recipe),
+                state.params, (), state.buffers, leakage=leakage, training=training
             )
             return told(blank, recipe, state)
 
