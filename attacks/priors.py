@@ -122,6 +122,18 @@ class SmallPixels(_Weighted):
 
 
 @dataclasses.dataclass(frozen=True)
+class OutsideBox(_Weighted):
+    """Weight x mean square of how far pixels leave [0, 1]: a soft box."""
+
+    weight: float = 1.0
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns 0 inside the box."""
+        excess = inputs - jnp.clip(inputs, 0.0, 1.0)
+        return self.weight * jnp.mean(jnp.square(excess))
+
+
+@dataclasses.dataclass(frozen=True)
 class Smooth(_Weighted):
     """-log p of an image whose neighbours differ by a Laplace law: a MAP prior.
 

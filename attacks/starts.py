@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gradaudit.attacks.labels import LabelStrategy
 from gradaudit.data.dataset import Column
-from gradaudit.errors import at_least
+from gradaudit.errors import InputError, at_least
 from gradaudit.models.gradients import one_hot
 from gradaudit.models.model import Model
 from gradaudit.types import Key, Observation
@@ -95,6 +95,32 @@ class Colour:
         """Returns one flat colour per example."""
         colour = (shape[0], *[1] * (len(shape) - 2), shape[-1])
         return jnp.broadcast_to(jax.random.uniform(key, colour), shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicImage:
+    """A given public example for every dummy; kept as bytes, so that it is hashable."""
+
+    shape: tuple[int, ...]
+    pixels: bytes = dataclasses.field(repr=False)
+
+    @classmethod
+    def of(cls, image: NDArray[np.float32]) -> "PublicImage":
+        """Makes one from an array (*input_shape) in [0, 1]."""
+        values = np.ascontiguousarray(image, np.float32)
+        if not np.isfinite(values).all():
+            raise InputError("the public image holds NaN")
+        return cls(values.shape, values.tobytes())
+
+    def __call__(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        """Returns the image once per example."""
+        if self.shape != tuple(shape[1:]):
+            raise InputError(
+                f"the public image has shape {self.shape}, the inputs "
+                f"{tuple(shape[1:])}"
+            )
+        image = np.frombuffer(self.pixels, np.float32).reshape(self.shape)
+        return jnp.broadcast_to(jnp.asarray(image), shape)
 
 
 @dataclasses.dataclass(frozen=True)

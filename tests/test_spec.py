@@ -30,13 +30,14 @@ from gradaudit.attacks.distances import (
 )
 from gradaudit.attacks.ensembles import Consistency, MedianVote
 from gradaudit.attacks.labels import Counts, FromBias, Joint, Known, LastLayer
-from gradaudit.attacks.priors import SmallPixels, TotalVariation
+from gradaudit.attacks.priors import OutsideBox, SmallPixels, TotalVariation
 from gradaudit.attacks.starts import (
     Colour,
     Constant,
     Mixed,
     Normal,
     Patterned,
+    PublicImage,
     Uniform,
 )
 from gradaudit.data import load_dataset
@@ -69,11 +70,12 @@ def test_plain_values_come_back(value):
 PARTS = {
     "init": [
         Patterned(4), Uniform(), Normal(), Constant(0.2), Colour(),
+        PublicImage.of(np.linspace(0, 1, 16).reshape(4, 4, 1)),
     ],
     "labels": [Known(), LastLayer(), FromBias(), Counts(samples=7), Joint()],
     "distance": [SquaredL2(), SquaredL2(CONVOLUTIONS), Cosine(("conv1",)),
                  TensorCosine(), RelativeL2(weight=0.5)],
-    "priors": [(), (TotalVariation(0.3),), (SmallPixels(2.0))],
+    "priors": [(), (TotalVariation(0.3),), (SmallPixels(2.0), OutsideBox(1.5))],
     "optimizer": [LBFGS(history=9), Adam(0.3, signed=True, decays=True),
                   LineSearchLBFGS(search_steps=4)],
     "stop": [Stop(iterations=7, objective=1e-4, patience=3)],

@@ -19,12 +19,13 @@ from gradaudit.attacks.distances import (
 from gradaudit.attacks.labels import Counts, FromBias, LastLayer
 from gradaudit.attacks.matching import Matching, Stop
 from gradaudit.attacks.optimizers import Adam, LineSearchLBFGS
-from gradaudit.attacks.priors import SmallPixels, TotalVariation
+from gradaudit.attacks.priors import OutsideBox, SmallPixels, TotalVariation
 from gradaudit.attacks.starts import (
     Colour,
     Constant,
     Normal,
     Patterned,
+    PublicImage,
     Uniform,
 )
 from gradaudit.data import load_dataset
@@ -64,6 +65,15 @@ def test_patterned_starts_repeat_their_patch(tiles):
     assert float(values[0, :patch, :patch].std()) > 0.2
 
 
+def test_a_public_image_starts_every_example():
+    image = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4, 1)
+    init = PublicImage.of(image)
+    np.testing.assert_array_equal(init(KEY, (3, 4, 4, 1))[2], image)
+    assert hash(init) == hash(PublicImage.of(image.copy()))
+    with pytest.raises(InputError, match="public image has shape"):
+        init(KEY, (1, 8, 8, 1))
+
+
 @pytest.mark.parametrize("layers", [(), CONVOLUTIONS, DENSE, ("conv2",)])
 @pytest.mark.parametrize("kind", [SquaredL2, Cosine, TensorCosine])
 def test_distances_are_zero_at_equality_and_see_only_their_layers(kind, layers):
@@ -99,6 +109,8 @@ def test_priors():
     assert float(TotalVariation(1.0)(flat)) == 0.0
     np.testing.assert_allclose(TotalVariation(1.0)(stripes), 1.0)
     np.testing.assert_allclose(SmallPixels(2.0)(flat), 0.5)
+    assert float(OutsideBox(1.0)(flat)) == 0.0
+    np.testing.assert_allclose(OutsideBox(1.0)(flat + 1.0), 0.25)
 
 
 @pytest.mark.parametrize("strategy", [LastLayer(), FromBias()])
