@@ -43,7 +43,7 @@ def write_whole(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         name = f".{path.name}.{secrets.token_hex(8)}{_PARTIAL}"
-        temporary = path.with_name(name)
+        temporary = path.parent / name
         try:
             with temporary.open("xb") as file:
                 write(file)

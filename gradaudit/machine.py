@@ -299,7 +299,6 @@ def briefly(
 AXIS = "units"
 
 
-@functools.cache
 def alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a function that asks LAPACK: under vmap it is called one by one.
 
@@ -311,6 +310,7 @@ def alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(function)(one_by_one(function))
 
 
+@functools.cache
 def unit_mesh() -> Mesh:
     """Returns a mesh with one axis over every local device."""
     devices = np.asarray(jax.local_devices())

@@ -144,7 +144,7 @@ def distance(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     """Returns the RMSE of two answers in [0, 1], their examples in the best order."""
     if not (np.isfinite(one).all() and np.isfinite(other).all()):
         return math.inf
-    first, second = metrics.clipped(one), metrics.clipped(other)
+    first, second = np.clip(one, 0, 1), np.clip(other, 0, 1)
     matched = second[metrics.match(first, second)]
     return float(np.sqrt(np.mean(np.square(first - matched))))
 

@@ -67,7 +67,7 @@ def imprint_scores(
         return None
     found = [_alone(network.bins_of(batch), batch) for batch in truth]
     alone = np.stack([own for own, _ in found])
-    guess = metrics.clipped(metrics.matched(truth, handed_in))
+    guess = np.clip(metrics.matched(truth, handed_in), 0, 1)
     near = whole_and_each(truth, guess)[1] <= threshold
     added = _size([params[LAYER], params[BACK]])
     return {
@@ -198,7 +198,7 @@ def _matched(
     pairs = zip(truth[0], handed_in[0], strict=True)
     order = np.stack([metrics.match(true, guess) for true, guess in pairs])
     inputs = np.take_along_axis(handed_in[0], order[..., None], axis=1)
-    return metrics.clipped(inputs), np.take_along_axis(handed_in[1], order, axis=1)
+    return np.clip(inputs, 0, 1), np.take_along_axis(handed_in[1], order, axis=1)
 
 
 def _with_labels(

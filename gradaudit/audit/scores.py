@@ -126,7 +126,7 @@ class Evaluator:
         truth = np.asarray(self.truth.inputs)[victims]
         labels = np.asarray(self.truth.labels)[victims]
         raw = metrics.matched(truth, mine.inputs)
-        guess = metrics.clipped(raw)
+        guess = np.clip(raw, 0, 1)
         whole, each = whole_and_each(truth, guess)
         unclipped, _ = whole_and_each(truth, raw)
         similar, decibels = metrics.ssim(truth, guess), metrics.psnr(whole)
@@ -184,7 +184,7 @@ class Evaluator:
         truth = np.asarray(self.truth.inputs)[rows]
         scored: list[list[MemberScore]] = [[] for _ in rows]
         for index, name in enumerate(self.members):
-            guess = metrics.clipped(metrics.matched(truth, found.inputs[:, index]))
+            guess = np.clip(metrics.matched(truth, found.inputs[:, index]), 0, 1)
             whole, each = whole_and_each(truth, guess)
             valid = np.isfinite(found.objective[:, index])
             for row in np.flatnonzero(found.status[:, index] != Status.MISSING):

@@ -159,8 +159,8 @@ def _shown(result: "Result", context: typer.Context, beside: str) -> dict[str, A
     result.save(folder)
     report = result.to_dict()
     table = attack_table if "asr" in report["metrics"] else unseen_table
-    as_json = context.params["as_json"]
-    console.show(report, [table(report)], as_json, f"{folder}/{beside}")
+    tables = map(table, [report])  # made only if they are shown
+    console.show(report, tables, context.params["as_json"], f"{folder}/{beside}")
     return report
 
 

@@ -175,14 +175,14 @@ class PrivacyPlan:
         """
         share = 1 / mechanism.norm if mechanism.per_tensor else 0.0
         spread = self.tensors**share
-        ratios = []
+        power = -1 if is_pure(mechanism) else 1
+        stated, ratios = self.stated_noise(mechanism), []
         for t in range(self.setting.rounds):
             clip = mechanism.clip(t)
             bound = math.inf if clip is None else clip * spread
             ratios.append(mechanism.sensitivity(t) / bound)
         with np.errstate(divide="ignore"):
-            scale = np.asarray(ratios) ** (-1 if is_pure(mechanism) else 1)
-        effective: FloatArray = self.stated_noise(mechanism) * scale
+            effective: FloatArray = stated * np.asarray(ratios) ** power
         return effective
 
     def rounds_taken(self, *, high: bool) -> int:

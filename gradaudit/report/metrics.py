@@ -67,11 +67,6 @@ def rmse(truth: Floats, guess: Floats) -> Floats:
     return np.where(np.isfinite(errors), errors, np.inf)
 
 
-def clipped(guess: Floats) -> Floats:
-    """Returns the guess in the valid range [0, 1]."""
-    return np.clip(guess, 0.0, 1.0)
-
-
 def psnr(errors: Floats) -> Floats:
     """Returns the peak signal-to-noise ratios in dB of RMSEs, for a peak of 1."""
     with np.errstate(divide="ignore"):

@@ -105,7 +105,7 @@ def films(result: Result) -> list[Plain]:
                 frame = arrays["frames"][index, step, matched]
                 frames.append((f"iteration {iteration}", frame))
             frames.append(("rebuilt", final[matched]))
-            wrong = private - metrics.clipped(np.nan_to_num(final[matched]))
+            wrong = private - np.clip(np.nan_to_num(final[matched]), 0, 1)
             found.append(
                 {
                     "rmse": float(np.sqrt(np.mean(np.square(wrong)))),
@@ -116,7 +116,7 @@ def films(result: Result) -> list[Plain]:
 
 
 def _rgb(image: Any) -> Image:
-    shown = metrics.clipped(np.nan_to_num(image, nan=1.0))
+    shown = np.clip(np.nan_to_num(image, nan=1.0), 0, 1)
     return np.broadcast_to(shown, (*shown.shape[:2], 3))
 
 
