@@ -37,12 +37,14 @@ notebooks: $(READY) ## run every notebook
 data: $(READY) ## fetch MNIST, so that the tests that need it run
 	$(BIN)/gradaudit data fetch mnist
 
-# Bytecode is written when a module is first imported: few of all modules ever are.
+# Bytecode is written for what our commands import, few of all modules, also where
+# PYTHONDONTWRITEBYTECODE would make every command compile them again.
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard gradaudit/models/*.[ch] defenses/*.c)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gradaudit needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import pytest, matplotlib.figure, matplotlib.backends.backend_agg, gradaudit.audit.audit, gradaudit.benchmarks.contents, gradaudit.cli.app, gradaudit.report.figures'
 	touch $(READY)
 
 clean:
