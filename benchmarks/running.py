@@ -134,6 +134,7 @@ def measured(argument: Plain, folder: pathlib.Path, tell: TellTask) -> Plain:
     def inside(text: str, part: int, whole: int) -> None:
         tell(part, whole, text)
 
+    machine.configure()  # before anybody asks what there is: a cell may not use jax
     machine.forget_programs()
     began = time.perf_counter()
     try:

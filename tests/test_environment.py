@@ -87,6 +87,25 @@ def test_what_the_user_set_for_jax_wins(tmp_path):
     assert run(GRADAUDIT_CACHE="off", XLA_FLAGS=flag)[0]["devices"] == 3
 
 
+CELLS = """
+import json, pathlib, sys
+from gradaudit.benchmarks.running import measured
+from gradaudit.executors import core_count
+sys.modules["nothing"] = sys  # whose measure is no work at all
+sys.idle = lambda context: {"value": 1}
+cell = {"name": "idle", "measure": "nothing:idle", "arguments": {}}
+found = measured(cell, pathlib.Path(), lambda *words: None)
+said = {"devices": len(found["environment"]["devices"]), "cores": core_count()}
+print(json.dumps(said))
+"""
+
+
+def test_a_cell_without_jax_does_not_take_the_devices_from_the_next():
+    """Else all later cells of `bench run` are measured on one core."""
+    said, _ = run(CELLS)
+    assert said["devices"] == said["cores"]
+
+
 def test_configuring_late_keeps_the_callers_devices():
     devices = jax.local_devices()
     machine.configure()
