@@ -193,7 +193,7 @@ def test_one_two_and_four_processes_write_the_same_bytes(leakage, tmp_path):
             assert found[0] == found[1], name
 
 
-LONG = [*ATTACK[:-8], "--victims", "32", "--draws", "2", "--iterations", "200"]
+LONG = [*ATTACK[:-8], "--victims", "32", "--draws", "2", "--iterations", "400"]
 LONG += ["--slots", "2", "--method", "gradinv"]
 
 
