@@ -217,9 +217,12 @@ class _Totals:
         """Returns those of a set, of so many classes at least."""
         flat = inputs.reshape(len(inputs), -1)
         counts = np.bincount(classes, minlength=least)
-        sums = np.zeros((len(counts), flat.shape[1]))
-        np.add.at(sums, classes, flat)
-        return cls(len(flat), flat.sum(axis=0, dtype=np.float64), counts, sums)
+        sums = [
+            flat[classes == index].sum(axis=0, dtype=np.float64)
+            for index in range(len(counts))
+        ]
+        whole = flat.sum(axis=0, dtype=np.float64)
+        return cls(len(flat), whole, counts, np.stack(sums))
 
 
 def _guessed(
